@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 
 from pipecat_hedge.service import ProviderStats
+from pipecat_hedge.tools.proxy import response as response_module
 from pipecat_hedge.tools.proxy import server as server_module
 from pipecat_hedge.tools.proxy.keys import new_key
 from pipecat_hedge.tools.proxy.server import ProxyServer
@@ -212,7 +213,7 @@ async def test_a_text_answer_is_continued_on_request(sim: Simulator, wire: str) 
 async def test_headers_and_pings_come_before_a_late_answer(
     sim: Simulator, wire: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "MAX_SILENCE_SECS", 0.2)
+    monkeypatch.setattr(response_module, "MAX_SILENCE_SECS", 0.2)
     slow = WELL.replace("ttft=0.02", "ttft=0.9")
     path, ping = (
         ("v1/messages", "ping") if wire == "anthropic" else ("v1/chat/completions", ": ping")
@@ -239,7 +240,7 @@ async def test_headers_and_pings_come_before_a_late_answer(
 async def test_a_refusal_after_the_headers_is_an_event(
     sim: Simulator, wire: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "MAX_SILENCE_SECS", 0.2)
+    monkeypatch.setattr(response_module, "MAX_SILENCE_SECS", 0.2)
     late = f"{WELL},fault=slow_headers,delay=0.6"
     async with (
         proxied(sim, late, model={"policy": "fallback(deadline_secs=0.4)"}) as server,

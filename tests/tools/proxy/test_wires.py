@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.tools.proxy.sse import EventSplitter
-from pipecat_hedge.tools.proxy.wires import ANTHROPIC, OPENAI, Signs, Wire, with_model
+from pipecat_hedge.tools.proxy.wires import (
+    ANTHROPIC,
+    OPENAI,
+    EventSplitter,
+    Signs,
+    Wire,
+    with_model,
+)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -48,7 +54,7 @@ TOOL = block("start", content_block={"type": "tool_use", "id": "1", "name": "boo
             Signs(is_usable=True, ends=True, has_tool=True),
         ),
         (OPENAI, [chunk("stop")], Signs(ends=True)),
-        (OPENAI, [b"data: [DONE]\n\n"], Signs(ends=True)),
+        (OPENAI, [b"data: [DONE]\n\n"], Signs(ends=True, is_last=True)),
         (OPENAI, [b": keep-alive\n\n"], Signs()),
         (OPENAI, [b'data: {"choi\n\n'], Signs()),
         (OPENAI, [sse(choices=[{"delta": None}])], Signs()),
@@ -70,7 +76,7 @@ TOOL = block("start", content_block={"type": "tool_use", "id": "1", "name": "boo
         ),
         (ANTHROPIC, [TOOL, block("stop")], Signs(is_usable=True, has_tool=True)),
         (ANTHROPIC, [block("stop")], Signs()),
-        (ANTHROPIC, [sse(type="message_stop")], Signs(ends=True)),
+        (ANTHROPIC, [sse(type="message_stop")], Signs(ends=True, is_last=True)),
         (
             ANTHROPIC,
             [sse(type="error", error={"type": "overloaded_error"})],
@@ -92,7 +98,7 @@ def test_own_events_can_be_read_again(wire: Wire) -> None:
     )
     reader = wire.reader()
     assert reader.read(wire.text_event(" more", like)).text == " more"
-    ended = EventSplitter().feed(wire.end_events(like))
+    ended = EventSplitter().split(wire.end_events(like))
     assert [reader.read(event).ends for event in ended][-1]
     assert reader.read(wire.error_event(wire.error(502, "cut"))).error is not None
     assert reader.read(wire.ping) == Signs()
@@ -142,8 +148,8 @@ def test_events_are_split_byte_for_byte(parts: list[bytes], data: st.DataObject)
     stream, splitter, found = b"".join(parts), EventSplitter(), list[bytes]()
     while stream:
         size = data.draw(st.integers(1, len(stream)))
-        found += splitter.feed(stream[:size])
+        found.append(splitter.feed(stream[:size]))
         stream = stream[size:]
-    whole = EventSplitter()
-    assert b"".join([*found, splitter.finish()]) == b"".join(parts)
-    assert found == whole.feed(b"".join(parts))
+        assert b"".join(splitter.split(found[-1])) == found[-1]
+        assert not EventSplitter().feed(bytes(splitter.rest))
+    assert b"".join(found) + splitter.rest == b"".join(parts)

@@ -8,11 +8,9 @@ import json
 import sqlite3
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from loguru import logger
 
@@ -29,6 +27,8 @@ Found: TypeAlias = Literal["hits", "misses"]
 REDIS_SECS = 0.25
 """A Redis that takes longer is not waited for: the answer is then fetched from an upstream."""
 REDIS_PREFIX = "pipecat-hedge:answers:"
+VARYING = ("anthropic-", "openai-")
+"""The headers that can change an answer, such as the API's version, begin so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +38,12 @@ class Kept:
     Parameters:
         status: Its status code.
         headers: Its headers.
-        chunks: Its body, event by event if it was streamed.
+        body: Its body.
     """
 
     status: int
     headers: Mapping[str, str]
-    chunks: tuple[bytes, ...]
-
-    @property
-    def size(self) -> int:
-        """Its bytes."""
-        return sum(map(len, self.chunks)) + 1000
+    body: bytes
 
 
 def request_key(tenant: str, path: str, body: bytes, headers: Mapping[str, str]) -> str:
@@ -58,19 +53,16 @@ def request_key(tenant: str, path: str, body: bytes, headers: Mapping[str, str])
         tenant: The client's name.
         path: The path with the query.
         body: The body.
-        headers: The headers, of which the API's version and beta features count.
+        headers: The headers, of which ``VARYING`` count.
     """
-    kind = [f"{n}={headers.get(n, '')}" for n in ("anthropic-version", "anthropic-beta")]
-    parts = [tenant.encode(), path.encode(), *(part.encode() for part in kind), body]
+    kinds = sorted((n.lower(), v) for n, v in headers.items() if n.lower().startswith(VARYING))
     digest = hashlib.sha256()
-    for part in parts:
+    for part in (tenant.encode(), path.encode(), json.dumps(kinds).encode(), body):
         digest.update(len(part).to_bytes(8, "big") + part)
     return digest.hexdigest()
 
 
-def cache_counter(
-    registry: CollectorRegistry | None,
-) -> Callable[[Literal["hits", "misses"]], None]:
+def cache_counter(registry: CollectorRegistry | None) -> Callable[[Found], None]:
     """Return what counts the cache's hits and misses as metrics; without a registry, nothing."""
     if registry is None:
         return lambda _: None
@@ -83,16 +75,6 @@ def cache_counter(
     return lambda name: counters[name].inc()
 
 
-class _Store(Protocol):
-    """Keeps bytes under a key for a time."""
-
-    async def get(self, key: str) -> bytes | None: ...
-
-    async def put(self, key: str, value: bytes, secs: float) -> None: ...
-
-    async def close(self) -> None: ...
-
-
 class AnswerCache:
     """The answers of all models."""
 
@@ -102,24 +84,12 @@ class AnswerCache:
         Raises:
             ConfigurationError: If a Redis is named and redis-py is not installed.
         """
-        self._memory: OrderedDict[str, tuple[float, Kept]] = OrderedDict()
-        self._bytes, self._most = 0, settings.memory_mb * MB
-        self._store: _Store | None = None
-        if settings.redis_url is not None:
-            self._store = _Redis(settings.redis_url)
-        elif settings.path is not None:
-            self._store = _File(settings.path, settings.disk_mb * MB)
+        url = settings.redis_url
+        self._store = _Database(settings) if url is None else _Redis(url)
         self._has_warned = False
 
     async def get(self, key: str) -> Kept | None:
         """Return the answer to a request, if it is kept and not too old."""
-        if (found := self._memory.get(key)) is not None:
-            if found[0] > time.time():
-                self._memory.move_to_end(key)
-                return found[1]
-            self._drop(key)
-        if self._store is None:
-            return None
         try:
             value = await self._store.get(key)
             return None if value is None else _unpacked(value)
@@ -129,26 +99,15 @@ class AnswerCache:
 
     async def put(self, key: str, kept: Kept, secs: float) -> None:
         """Keep an answer for ``secs``."""
-        self._drop(key)
-        if kept.size <= self._most / 4:  # one answer never pushes out all others
-            self._memory[key] = time.time() + secs, kept
-            self._bytes += kept.size
-            while self._bytes > self._most:
-                self._drop(next(iter(self._memory)))
-        if self._store is not None:
-            try:
-                await self._store.put(key, _packed(kept), secs)
-            except Exception as error:
-                self._warn(error)
+        head = json.dumps({"status": kept.status, "headers": dict(kept.headers)}).encode()
+        try:
+            await self._store.put(key, head + b"\n" + kept.body, secs)
+        except Exception as error:
+            self._warn(error)
 
     async def close(self) -> None:
         """Close the file, or the connections to the Redis."""
-        if self._store is not None:
-            await self._store.close()
-
-    def _drop(self, key: str) -> None:
-        if (found := self._memory.pop(key, None)) is not None:
-            self._bytes -= found[1].size
+        await self._store.close()
 
     def _warn(self, error: Exception) -> None:
         if not self._has_warned:
@@ -156,31 +115,25 @@ class AnswerCache:
             logger.warning(f"cached answers cannot be read or kept: {type(error).__name__}")
 
 
-def _packed(kept: Kept) -> bytes:
-    sizes = [len(chunk) for chunk in kept.chunks]
-    head = {"status": kept.status, "headers": dict(kept.headers), "sizes": sizes}
-    return json.dumps(head).encode() + b"\n" + b"".join(kept.chunks)
-
-
 def _unpacked(value: bytes) -> Kept:
-    line, _, body = value.partition(b"\n")
-    head, chunks, at = json.loads(line), list[bytes](), 0
-    for size in head["sizes"]:
-        chunks.append(body[at : at + size])
-        at += size
-    return Kept(head["status"], head["headers"], tuple(chunks))
+    head, _, body = value.partition(b"\n")
+    return Kept(**json.loads(head), body=body)
 
 
-class _File:
-    """An SQLite file. It is read and written in threads, one at a time."""
+class _Database:
+    """SQLite, in memory or in a file, which is read and written in threads, one at a time."""
 
-    def __init__(self, path: Path, most: float):
-        self._most = most
+    def __init__(self, settings: CacheSettings):
+        path = settings.path
+        self._most = (settings.memory_mb if path is None else settings.disk_mb) * MB
         self._lock = threading.Lock()
-        self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-        path.chmod(0o600)  # it has answers
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=NORMAL")
+        self._db = sqlite3.connect(
+            path or ":memory:", check_same_thread=False, isolation_level=None
+        )
+        if path is not None:
+            path.chmod(0o600)  # it has answers
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
         self._db.execute(
             "CREATE TABLE IF NOT EXISTS answers "
             "(key TEXT PRIMARY KEY, until REAL, size INTEGER, value BLOB)"
@@ -192,7 +145,8 @@ class _File:
         return rows[0][0] if rows else None
 
     async def put(self, key: str, value: bytes, secs: float) -> None:
-        await asyncio.to_thread(self._put, key, value, time.time() + secs)
+        if len(value) <= self._most / 4:  # one answer never pushes out all others
+            await asyncio.to_thread(self._put, key, value, time.time() + secs)
 
     async def close(self) -> None:
         self._db.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import math
 import secrets
 from collections.abc import Mapping, Sequence
 
@@ -29,6 +28,9 @@ def new_key(name: str) -> str:
 class Client:
     """A client and what it uses.
 
+    An allowance is refilled evenly: each hedge takes its part of an hour, and an hour can be used
+    in advance.
+
     Attributes:
         settings: Its settings.
         streams: Its requests that are running.
@@ -38,39 +40,34 @@ class Client:
         """Begin with everything left."""
         self.settings = settings
         self.streams = 0
-        self._hedges = _Allowance(settings.hedges_per_hour)
-        self._usd = _Allowance(settings.hedge_usd_per_hour)
+        self._used_until = {"hedges": 0.0, "usd": 0.0}
+
+    def may_use(self, model: str) -> bool:
+        """Whether it may ask for a model."""
+        return self.settings.models is None or model in self.settings.models
 
     def may_hedge(self, now: float) -> bool:
-        """Whether its allowance of hedges is not used up.
+        """Whether its allowances of hedges are not used up.
 
         Args:
             now: The time in seconds.
         """
-        return self._hedges.left(now) >= 1.0 and self._usd.left(now) > 0.0
+        per_hour, until = self.settings.hedges_per_hour, now + HOUR_SECS
+        if per_hour is not None and per_hour * (until - self._used_until["hedges"]) < HOUR_SECS:
+            return False
+        usd = self.settings.hedge_usd_per_hour
+        return usd is None or (usd > 0 and self._used_until["usd"] < until)
 
     def spend(self, report: TurnReport, now: float) -> None:
-        """Take a race's hedges from the allowance."""
+        """Take a race's hedges from the allowances."""
         hedges = [a for a in report.attempts if a.launch_reason == "hedge" and a.sent_secs]
-        self._hedges.take(len(hedges), now)
-        self._usd.take(sum(a.usd or 0.0 for a in hedges), now)
+        self._use("hedges", len(hedges), self.settings.hedges_per_hour, now)
+        self._use("usd", sum(a.usd or 0.0 for a in hedges), self.settings.hedge_usd_per_hour, now)
 
-
-class _Allowance:
-    """An amount that is refilled evenly within an hour; a token bucket."""
-
-    def __init__(self, per_hour: float | None):
-        self._most = math.inf if per_hour is None else per_hour
-        self._left, self._at = self._most, 0.0
-
-    def left(self, now: float) -> float:
-        if math.isfinite(self._most):
-            refilled = (now - self._at) * self._most / HOUR_SECS
-            self._left, self._at = min(self._left + refilled, self._most), now
-        return self._left
-
-    def take(self, amount: float, now: float) -> None:
-        self._left = self.left(now) - amount
+    def _use(self, what: str, amount: float, per_hour: float | None, now: float) -> None:
+        if per_hour:
+            began = max(self._used_until[what], now)
+            self._used_until[what] = began + amount * HOUR_SECS / per_hour
 
 
 class Keys:
@@ -80,6 +77,20 @@ class Keys:
         """Prepare the clients; without any, nobody is asked for a key."""
         self._clients = {bytes.fromhex(key.sha256): Client(key) for key in settings}
         self._anyone = None if settings else Client(NOBODY)
+
+    def replace(self, settings: Sequence[KeySettings]) -> None:
+        """Take new settings; clients that stay keep what they have used.
+
+        Once keys have been asked for, they are, even if none is left.
+        """
+        before = self._clients
+        self._clients = {}
+        for key in settings:
+            digest = bytes.fromhex(key.sha256)
+            client = self._clients[digest] = before.get(digest) or Client(key)
+            client.settings = key
+        if settings:
+            self._anyone = None
 
     def client(self, headers: Mapping[str, str]) -> Client | None:
         """Return the client whose key a request carries; None if it carries none that is known.

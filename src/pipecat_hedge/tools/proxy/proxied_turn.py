@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from pipecat_hedge.race import (
@@ -31,16 +32,21 @@ from pipecat_hedge.service import (
     report_drained,
     report_turn,
 )
-from pipecat_hedge.tools.proxy.response import MAX_UNREAD_BYTES, Response
-from pipecat_hedge.tools.proxy.sse import EventSplitter
+from pipecat_hedge.tools.proxy.response import Response
 from pipecat_hedge.tools.proxy.upstream import ProxiedRequest, Reply, Upstream, UpstreamRefused
-from pipecat_hedge.tools.proxy.wires import STATUSES, EventReader, Signs, Wire
+from pipecat_hedge.tools.proxy.wires import EventReader, EventSplitter, Signs, Wire
 
 __all__ = ["ProxiedTurn", "estimate_tokens"]
 
 CHARS_PER_TOKEN = 4
 WHOLE_ANSWER_SECS = 60.0
 """The silence after which another upstream gets a request that is not streamed."""
+LINGER_SECS = 1.0
+"""How long a connection may take to end its response after the last event, to be used again."""
+MAX_HELD_BYTES = 32 * 2**20
+"""The most of an answer that is held: before anything usable in it, or until it is whole."""
+MAX_UNREAD_BYTES = 2**20
+"""How far a continued answer may be ahead of its client."""
 
 
 def estimate_tokens(request: ProxiedRequest) -> int:
@@ -50,6 +56,27 @@ def estimate_tokens(request: ProxiedRequest) -> int:
 
 class _Cut(Exception):
     """A committed answer broke off and is not continued."""
+
+
+@dataclass(slots=True)
+class _Answer(Reply):
+    """What an attempt has received.
+
+    Parameters:
+        reader: Reads its events.
+        text: Its text, if it may have to be continued.
+        has_tool: Whether it calls a tool.
+        is_usable: Whether anything usable came.
+        posted: The bytes that were posted to the race.
+        delivered: Those of them that were released.
+    """
+
+    reader: EventReader | None = None
+    text: str = ""
+    has_tool: bool = False
+    is_usable: bool = False
+    posted: int = 0
+    delivered: int = 0
 
 
 class ProxiedTurn:
@@ -88,16 +115,12 @@ class ProxiedTurn:
         self._runner = AttemptRunner[bytes, Upstream](
             planner, admission, "primary", self._send, rescues=self._continues
         )
-        self._replies: dict[int, Reply] = {}
+        self._answers: dict[int, _Answer] = {}
         self._released: list[ProviderAttempt] = []
         self._committed_at: float | None = None
-        self._posted = self._delivered = 0
         self._has_room = asyncio.Event()
         self._said = ""  # before it was cut
-        self._texts: dict[int, str] = {}
-        self._readers: dict[int, EventReader] = {}
-        self._with_tools: set[int] = set()
-        self._was_interrupted = self._was_cut = False
+        self._was_interrupted = self._was_cut = self._has_error = False
 
     async def run(self, drains: TaskScope | None) -> None:
         """Race to the end of the answer.
@@ -106,32 +129,30 @@ class ProxiedTurn:
             drains: Takes over the losers that run on.
         """
         runner, response = self._runner, self._response
-        try:
-            async with TaskScope() as scope:
-                try:
-                    secs = None if self._request.is_stream else WHOLE_ANSWER_SECS
-                    if await runner.admit(stall_secs=secs):
-                        await runner.run(scope, self._deliver, self._execute, drains)
-                except _Cut:
-                    self._was_cut = True
-                except asyncio.CancelledError:
-                    self._was_interrupted = True
-                    raise
-                finally:
+        async with TaskScope() as scope:
+            try:
+                secs = None if self._request.is_stream else WHOLE_ANSWER_SECS
+                if await runner.admit(stall_secs=secs):
+                    await runner.run(scope, self._deliver, self._execute, drains)
+            except _Cut:
+                self._was_cut = True
+            except asyncio.CancelledError:
+                self._was_interrupted = not response.is_whole
+                raise
+            finally:
+                if not response.is_over:
                     self._ended_at = self._loop.time()
-                if self._was_cut or (runner.failure is not None and response.has_begun):
+            if self._was_cut or (runner.failure is not None and response.has_begun):
+                if not self._has_error:
                     body = self._wire.error(502, "the upstream's answer broke off")
                     await response.write(self._wire.error_event(body))
-                    response.end(is_whole=False)
-                elif runner.failure is not None:
-                    self._fail()
-                else:
-                    if len(self._released) > 1:
-                        await response.write(self._wire.end_events(self._like))
-                    response.end()
-        finally:
-            if response.has_begun and not response.is_over:
                 response.end(is_whole=False)
+            elif runner.failure is not None:
+                await self._fail(runner.failure)
+            else:
+                if len(self._released) > 1:
+                    await response.write(self._wire.end_events(self._like))
+                response.end()
 
     async def wait_for_probes(self) -> None:
         """Wait until the losers that run on as latency probes are closed."""
@@ -141,11 +162,6 @@ class ProxiedTurn:
     def errors(self) -> list[tuple[str, AttemptError]]:
         """Every failed upstream with its error."""
         return self._runner.errors
-
-    @property
-    def has_answer(self) -> bool:
-        """Whether something usable was released whole."""
-        return self._response.is_whole and bool(self._released)
 
     def report(self) -> TurnReport:
         """Report the finished race."""
@@ -167,7 +183,7 @@ class ProxiedTurn:
         if self._was_cut:
             return "failed"
         if winner is not None and winner.outcome == "won":
-            has_tools = winner.number in self._with_tools
+            has_tools = self._answers[winner.number].has_tool
             return "answered_with_tools" if has_tools else "answered"
         return "interrupted" if self._was_interrupted else "failed"
 
@@ -176,19 +192,16 @@ class ProxiedTurn:
     async def _send(
         self, launch: Launch, attempt: ProviderAttempt, sink: AttemptSink[bytes], upstream: Upstream
     ) -> None:
-        reply = self._replies[attempt.number] = Reply()
-        request, is_rest = self._request, bool(self._said)
-        if is_rest:
-            request = self._rest_of(request)
+        answer = self._answers[attempt.number] = _Answer()
+        request = self._rest_of(self._request) if self._said else self._request
         stats = attempt.stats
         try:
-            async with aclosing(upstream.send(request, reply, stats)) as chunks:
+            async with aclosing(upstream.send(request, answer, stats)) as chunks:
                 if request.is_stream:
-                    await self._stream(chunks, attempt, reply, sink, is_rest=is_rest)
+                    await self._stream(chunks, attempt, answer, sink)
                 else:
-                    reply.body += b"".join([chunk async for chunk in chunks])
-                    self._take_whole(bytes(reply.body), attempt, sink)
-            stats.completed = reply.is_whole = True
+                    await self._take_whole(chunks, attempt, answer, sink)
+            stats.completed = answer.is_whole = True
             upstream.answers += 1
         finally:
             if stats.keeps_text and attempt.outcome == "superseded":
@@ -199,100 +212,159 @@ class ProxiedTurn:
         self,
         chunks: AsyncGenerator[bytes],
         attempt: ProviderAttempt,
-        reply: Reply,
+        answer: _Answer,
         sink: AttemptSink[bytes],
-        *,
-        is_rest: bool,
     ) -> None:
         splitter, reader, stats = EventSplitter(), self._wire.reader(), attempt.stats
-        self._readers[attempt.number] = reader
-        rest = Continuation(self._said) if is_rest else None
-        has_ended = False
-        async for chunk in chunks:
-            events = splitter.feed(chunk)
-            if not events:
-                continue
-            if self._is_plain(attempt) and not any(map(self._wire.rare.search, events)):
-                stats.chars += CHARS_PER_TOKEN * len(events)
-                piece = b"".join(events)
-                sink.piece(piece, usable=True)
-                self._posted += len(piece)
-                await self._room(attempt)
-                continue
-            for event in events:
-                signs = reader.read(event)
-                if reader.usage is not None:
-                    stats.usage = reader.usage
-                if signs.error is not None:
-                    reply.body += event
-                    reply.is_whole = True
-                    raise UpstreamRefused(_status_of(signs.error), reply.headers, signs.error)
-                has_ended = has_ended or signs.ends
-                usable = signs.is_usable
-                stats.chars += len(signs.text)
-                if stats.keeps_text:
-                    stats.text += signs.text
-                    stats.first_text_at = stats.first_text_at or self._loop.time()
-                if usable:
-                    stats.record_answer()
-                if not self._released:
-                    reply.body += event
-                if signs.has_tool:
-                    self._with_tools.add(attempt.number)
-                piece, text = event, signs.text
-                if rest is not None:  # only what is missing, in the form of what was cut
-                    text = rest.feed(text)
-                    piece = self._wire.text_event(text, self._like) if text else b""
-                    usable = bool(text)
-                if self._continues:
-                    self._texts[attempt.number] = self._texts.get(attempt.number, "") + text
-                self._posted += len(piece)
-                if piece:
-                    sink.piece(piece, usable=usable)
-            await self._room(attempt)
-        if not has_ended:
-            raise ConnectionResetError("the stream ended before the answer did")
-        if left := splitter.finish():
-            sink.piece(left, usable=False)
-
-    def _take_whole(self, body: bytes, attempt: ProviderAttempt, sink: AttemptSink[bytes]) -> None:
+        answer.reader, rare = reader, self._wire.rare
+        rest = Continuation(self._said) if self._said else None
+        is_complete = is_direct = False
+        lingering = asyncio.timeout(None)
         try:
-            found = json.loads(body)
+            async with lingering:
+                async for chunk in chunks:
+                    piece = b"" if self._response.is_over else splitter.feed(chunk)
+                    is_direct = is_direct or self._is_direct(attempt, answer)
+                    if is_direct and piece and rare.search(piece) is None:
+                        stats.chars += CHARS_PER_TOKEN * piece.count(b"data:")
+                        await self._response.write(piece)
+                        continue
+                    if not is_direct:
+                        stats.stages.record_chunk(chunk)
+                    signs = Signs()
+                    for event in splitter.split(piece):
+                        before = len(answer.body)
+                        signs = self._read(event, attempt, answer, rest)
+                        is_complete = is_complete or signs.ends
+                        if signs.error is not None:
+                            await self._refuse(signs.error, before, attempt, answer, sink)
+                    await self._pass_on(attempt, answer, sink, is_direct=is_direct)
+                    if signs.is_last:
+                        self._ended_at = self._loop.time()
+                        lingering.reschedule(self._ended_at + LINGER_SECS)
+                        if is_direct:
+                            self._response.end()
+        except TimeoutError:
+            if not lingering.expired():
+                raise
+        if not is_complete:
+            raise ConnectionResetError("the stream ended before the answer did")
+        answer.body += splitter.rest
+        await self._pass_on(attempt, answer, sink, is_direct=is_direct)
+
+    def _read(
+        self, event: bytes, attempt: ProviderAttempt, answer: _Answer, rest: Continuation | None
+    ) -> Signs:
+        """Read an event, and append what is to be passed on of it to the answer's body."""
+        reader, stats = answer.reader, attempt.stats
+        assert reader is not None
+        signs = reader.read(event)
+        stats.usage = reader.usage or stats.usage
+        stats.chars += len(signs.text)
+        answer.has_tool = answer.has_tool or signs.has_tool
+        if stats.keeps_text:
+            stats.text += signs.text
+            stats.first_text_at = stats.first_text_at or self._loop.time()
+        text, usable = signs.text, signs.is_usable
+        if rest is not None and signs.error is None:  # only what is missing, as what was cut
+            text = rest.feed(text)
+            event, usable = self._wire.text_event(text, self._like) if text else b"", bool(text)
+        if usable:
+            stats.record_answer()
+            answer.is_usable = True
+        if self._continues:
+            answer.text += text
+        answer.body += event
+        return signs
+
+    async def _refuse(
+        self,
+        error: Mapping[str, Any],
+        before: int,
+        attempt: ProviderAttempt,
+        answer: _Answer,
+        sink: AttemptSink[bytes],
+    ) -> None:
+        """End an attempt whose stream reports an error, behind ``before`` bytes of its body."""
+        if self._is_released(attempt):
+            self._has_error = self._is_direct(attempt, answer)
+            if not self._has_error:
+                del answer.body[before:]
+            await self._pass_on(attempt, answer, sink, is_direct=self._has_error)
+        answer.is_whole = True
+        raise UpstreamRefused(self._wire.status_of(error), answer.headers, error)
+
+    async def _pass_on(
+        self,
+        attempt: ProviderAttempt,
+        answer: _Answer,
+        sink: AttemptSink[bytes],
+        *,
+        is_direct: bool,
+    ) -> None:
+        """Pass the answer's body on to the client, or to the race if it is not decided."""
+        piece = answer.body
+        if not piece:
+            return
+        if not (is_direct or answer.is_usable):
+            if len(piece) > MAX_HELD_BYTES:
+                raise ConnectionResetError("too much without an answer in it")
+            return
+        answer.body = bytearray()
+        if is_direct:
+            await self._response.write(bytes(piece))
+            return
+        answer.posted += len(piece)
+        sink.piece(bytes(piece), usable=True)
+        while self._is_released(attempt) and answer.posted - answer.delivered > MAX_UNREAD_BYTES:
+            self._has_room.clear()
+            await self._has_room.wait()
+
+    async def _take_whole(
+        self,
+        chunks: AsyncGenerator[bytes],
+        attempt: ProviderAttempt,
+        answer: _Answer,
+        sink: AttemptSink[bytes],
+    ) -> None:
+        async for chunk in chunks:
+            answer.body += chunk
+            if len(answer.body) > MAX_HELD_BYTES:
+                raise ConnectionResetError("the answer is too long")
+        try:
+            found = json.loads(answer.body)
             signs, usage = Signs(is_usable=True), None
             if self._request.path.partition("?")[0] == self._wire.path:
                 signs, usage = self._wire.read_whole(found)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConnectionResetError(f"the answer is no answer: {error!r}") from error
+            raise ConnectionResetError("the answer is no answer") from error
         attempt.stats.usage = usage
         attempt.stats.chars += len(signs.text)
-        if signs.has_tool:
-            self._with_tools.add(attempt.number)
+        answer.has_tool = signs.has_tool
         if signs.is_usable:
             attempt.stats.record_answer()
-        sink.piece(body, usable=signs.is_usable)
+        sink.piece(bytes(answer.body), usable=signs.is_usable)
 
-    def _is_plain(self, attempt: ProviderAttempt) -> bool:
-        """Whether an attempt's text is passed on without being read."""
-        return bool(self._released) and self._released[-1] is attempt and not self._continues
+    def _is_released(self, attempt: ProviderAttempt) -> bool:
+        return bool(self._released) and self._released[-1] is attempt
 
-    async def _room(self, attempt: ProviderAttempt) -> None:
-        """Wait while the client is far behind; the upstream's connection then waits as well."""
-        while self._is_plain(attempt) and self._posted - self._delivered > MAX_UNREAD_BYTES:
-            self._has_room.clear()
-            await self._has_room.wait()
+    def _is_direct(self, attempt: ProviderAttempt, answer: _Answer) -> bool:
+        """Whether an attempt's bytes go to the client without a detour through the race."""
+        is_free = self._is_released(attempt) and not self._continues
+        return is_free and answer.posted == answer.delivered
 
     # ---- the answer
 
     async def _deliver(self, piece: bytes, at: float) -> None:
         await self._response.write(piece)
-        self._delivered += len(piece)
+        self._answers[self._released[-1].number].delivered += len(piece)
         self._has_room.set()
 
     async def _execute(self, command: Commit | Continue | StreamBroken) -> None:
         if isinstance(command, StreamBroken):
-            self._said = "".join(self._texts.get(a.number, "") for a in self._released)
-            is_text = not any(a.number in self._with_tools for a in self._released)
-            if not (self._continues and is_text and self._said):
+            released = [self._answers[a.number] for a in self._released]
+            self._said = "".join(answer.text for answer in released)
+            if not (self._said and not any(answer.has_tool for answer in released)):
                 raise _Cut
             return
         attempt = self._runner.attempts[command.attempt]
@@ -300,8 +372,7 @@ class ProxiedTurn:
         if isinstance(command, Continue):
             return
         self._committed_at = self._loop.time()
-        self._posted = self._delivered = 0
-        reply = self._replies[attempt.number]
+        reply = self._answers[attempt.number]
         secs = self._committed_at - self._started_at
         headers = {
             **reply.headers,
@@ -311,19 +382,17 @@ class ProxiedTurn:
         }
         self._response.begin(reply.status, headers)
 
-    def _fail(self) -> None:
+    async def _fail(self, failure: Exception) -> None:
         """Answer with an upstream's own response, if one was whole, or an error of the proxy's."""
-        whole = [r for r in self._replies.values() if r.is_whole and r.status]
-        failure = self._runner.failure
+        whole = [r for r in self._answers.values() if r.is_whole and r.status]
         if whole:
             # The first's, as without a proxy; but an overload is not the last word of a refusal.
             reply = min(whole, key=lambda r: r.status in (429, 503, 529))
-            self._response.refuse(reply.status, bytes(reply.body), reply.headers)
+            await self._response.refuse(reply.status, bytes(reply.body), reply.headers)
             return
-        has_no_room = failure is not None and bool(failure.reason)
-        status = self._wire.overloaded if has_no_room else 502
+        status = self._wire.overloaded if getattr(failure, "reason", "") else 502
         body = json.dumps(self._wire.error(status, str(failure))).encode()
-        self._response.refuse(status, body)
+        await self._response.refuse(status, body)
 
     # ---- the rest of an answer that was cut
 
@@ -335,12 +404,5 @@ class ProxiedTurn:
     @property
     def _like(self) -> Mapping[str, Any]:
         """An event of the first released answer with text."""
-        return self._readers[self._released[0].number].like
-
-
-def _status_of(error: object) -> int:
-    """The status of an error that came as an event."""
-    inner = error.get("error") if isinstance(error, dict) else None
-    kinds = [inner.get(name) for name in ("type", "code")] if isinstance(inner, dict) else []
-    found = [status for status, names in STATUSES.items() if set(names) & set(map(str, kinds))]
-    return found[-1] if found else 500
+        reader = self._answers[self._released[0].number].reader
+        return {} if reader is None else reader.like

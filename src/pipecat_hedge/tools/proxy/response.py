@@ -3,45 +3,60 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
 
-__all__ = ["Response"]
+from aiohttp import web
+
+from pipecat_hedge.tools.proxy.wires import Wire
+
+__all__ = ["JSON_HEADERS", "MAX_SILENCE_SECS", "WRITE_SECS", "Reader", "Response"]
 
 JSON_HEADERS: Mapping[str, str] = {"content-type": "application/json"}
-MAX_UNREAD_BYTES = 2**20
-"""How far a client that reads slowly may fall behind its upstream, which then has to wait."""
+STREAM_HEADERS: Mapping[str, str] = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+}
+MAX_SILENCE_SECS = 10.0
+"""The longest time without a byte to the client: its headers come by then, and pings after it."""
+WRITE_SECS = 120.0
+"""How long a client may read nothing."""
+MAX_KEPT_BYTES = 32 * 2**20
+"""The most of a shared response that is kept. From then on nobody can join it, nor is it cached,
+and its upstream waits for its slowest client."""
 
 
 class Response:
-    """What the race has released so far.
+    """What a race has released so far.
 
-    With one reader its bytes are dropped once they are read. With several, all bytes are kept, so
-    that a late one gets the beginning as well.
+    It is written to its only client at once. If it is shared, its bytes are kept, so that a late
+    client gets the beginning as well.
 
     Attributes:
         status: The status code; 0 until the response has begun.
         headers: Its headers.
+        is_over: Whether nothing more comes.
         is_whole: Whether it has ended as it should.
-        error: The body of the error with which it ended after its beginning; None if it did not.
+        has_all: Whether all of its bytes are kept.
     """
 
-    def __init__(self, *, keeps: bool, abandoned: Callable[[], object]):
+    def __init__(self, *, keeps: bool, abandoned: Callable[[], object] = lambda: None):
         """Create a response that has not begun.
 
         Args:
-            keeps: Whether all bytes are kept.
+            keeps: Whether its bytes are kept.
             abandoned: Called when the last reader has left before the end.
         """
         self.status = 0
         self.headers: dict[str, str] = {}
-        self.is_whole = False
-        self.chunks: list[bytes] = []
-        self._keeps = keeps
-        self._abandoned = abandoned
-        self._read = self._unread = 0
-        self._readers = 0
-        self._is_over = False
+        self.is_over = self.is_whole = False
+        self.has_all = keeps
+        self._keeps, self._abandoned = keeps, abandoned
+        self._kept: list[bytes] = []
+        self._kept_bytes = self._dropped = 0
+        self._readers: list[Reader] = []
         self._changed = asyncio.Event()
 
     @property
@@ -50,109 +65,174 @@ class Response:
         return self.status > 0
 
     @property
-    def is_over(self) -> bool:
-        """Whether nothing more comes."""
-        return self._is_over
+    def body(self) -> bytes:
+        """The bytes that are kept."""
+        return b"".join(self._kept)
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
         """Set the status and the headers."""
         self.status, self.headers = status, dict(headers)
-        self._notify()
+        self.notify()
 
     async def write(self, chunk: bytes) -> None:
-        """Add bytes; waits while the only reader is far behind."""
-        self.chunks.append(chunk)
-        self._unread += len(chunk)
-        self._notify()
-        while not self._keeps and self._unread > MAX_UNREAD_BYTES:
-            await self._changed.wait()
+        """Write bytes; waits for a client that is far behind."""
+        if not self._keeps:
+            for reader in self._readers:
+                await reader.send(chunk)
+            return
+        self._kept.append(chunk)
+        self._kept_bytes += len(chunk)
+        self.notify()
+        while self._kept_bytes > MAX_KEPT_BYTES and self._readers:
+            self.has_all = False
+            read = min(reader.place for reader in self._readers) - self._dropped
+            self._kept_bytes -= sum(map(len, self._kept[:read]))
+            del self._kept[:read]
+            self._dropped += read
+            if not read:
+                await self._changed.wait()
 
-    def refuse(self, status: int, body: bytes, headers: Mapping[str, str] = JSON_HEADERS) -> None:
+    async def refuse(
+        self, status: int, body: bytes, headers: Mapping[str, str] = JSON_HEADERS
+    ) -> None:
         """End a response that has not begun, with an error."""
         self.begin(status, headers)
-        self.chunks.append(body)
+        await self.write(body)
         self.end(is_whole=False)
 
     def end(self, *, is_whole: bool = True) -> None:
-        """End the response."""
-        self._is_over, self.is_whole = True, is_whole
-        self._notify()
+        """End the response; a second time does nothing."""
+        if not self.is_over:
+            self.is_over, self.is_whole = True, is_whole
+            self.notify()
 
-    @asynccontextmanager
-    async def reading(self) -> AsyncIterator[Reader]:
-        """Read from the beginning, until the block ends."""
-        self._readers += 1
-        try:
-            yield Reader(self)
-        finally:
-            self._readers -= 1
-            if not self._readers and not self._is_over:
-                self._abandoned()
+    def add(self, reader: Reader) -> None:
+        """Add a client."""
+        self._readers.append(reader)
 
-    async def wait(self, secs: float | None) -> None:
-        """Wait for a change.
+    def leave(self, reader: Reader) -> None:
+        """Remove a client."""
+        self._readers.remove(reader)
+        self.notify()
+        if not self._readers and not self.is_over:
+            self._abandoned()
 
-        Raises:
-            TimeoutError: If there is none for ``secs``; None waits for ever.
-        """
-        async with asyncio.timeout(secs):
-            await self._changed.wait()
+    def read(self, place: int) -> tuple[bytes, int]:
+        """The kept bytes from a place, and the place behind them."""
+        return b"".join(self._kept[place - self._dropped :]), self._dropped + len(self._kept)
 
-    def take(self, at: int) -> bytes:
-        """Return the bytes after ``at`` chunks, and drop them unless they are kept."""
-        if self._keeps:
-            return b"".join(self.chunks[at:])
-        found, self._unread = b"".join(self.chunks), 0
-        self.chunks.clear()
-        self._notify()
-        return found
+    async def changes(self, secs: float) -> None:
+        """Wait for a change, for ``secs`` at most."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(secs):
+                await self._changed.wait()
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
+        """Wake whoever waits for a change."""
         self._changed.set()
         self._changed = asyncio.Event()
 
 
 class Reader:
-    """One client's place in a response."""
+    """One client of a response.
 
-    def __init__(self, response: Response):
-        """Start at the beginning."""
-        self._response = response
-        self._at = 0
+    Attributes:
+        place: How many pieces of a shared response it has got.
+    """
 
-    async def begun(self, secs: float | None) -> bool:
-        """Wait until the status is known, for ``secs`` at most (None is for ever); is it?"""
-        response = self._response
-        try:
-            async with asyncio.timeout(secs):
-                while not response.has_begun:
-                    await response.wait(secs)
-        except TimeoutError:
-            return False
-        return True
-
-    async def next(self, secs: float | None) -> bytes | None:
-        """Wait for further bytes.
+    def __init__(
+        self,
+        response: Response,
+        request: web.Request,
+        wire: Wire,
+        added: Mapping[str, str],
+        *,
+        is_stream: bool,
+    ):
+        """Start at the beginning.
 
         Args:
-            secs: How long at most; None is for ever.
-
-        Returns:
-            The bytes; ``b""`` if none came in time, None at the end.
+            response: What to read.
+            request: The client's request.
+            wire: The API that the client speaks.
+            added: Further headers.
+            is_stream: Whether it gets signs of life.
         """
-        response = self._response
-        if not self._has_more():
-            if response.is_over:
-                return None
-            try:
-                await response.wait(secs)
-            except TimeoutError:
-                return b""
-            if not self._has_more():
-                return None if response.is_over else b""
-        found = response.take(self._at)
-        self._at = len(response.chunks)
-        return found
+        self._response, self._request, self._wire = response, request, wire
+        self._added, self._is_stream = added, is_stream
+        self._out: web.StreamResponse | None = None
+        self._is_early = self._is_writing = False
+        self._loop = asyncio.get_running_loop()
+        self._sent_at = self._loop.time()
+        self.place = 0
 
-    def _has_more(self) -> bool:
-        return len(self._response.chunks) > self._at
+    async def relay(self) -> web.StreamResponse:
+        """Pass everything on; returns at the end."""
+        response = self._response
+        response.add(self)
+        try:
+            while True:
+                chunk, place = response.read(self.place)
+                if chunk:
+                    late = self._loop.call_later(WRITE_SECS, self._let_go)
+                    await self.send(chunk)
+                    late.cancel()
+                    self.place = place
+                    response.notify()
+                elif response.is_over:
+                    break
+                else:
+                    await self._wait()
+            out = self._out or await self._start()
+            await out.write_eof()
+            return out
+        finally:
+            response.leave(self)
+
+    async def send(self, chunk: bytes) -> None:
+        """Write bytes to the client, at once."""
+        if self._is_early and self._response.status not in (0, 200):
+            chunk = self._wire.error_event(_json(chunk) or self._wire.error(502, "no answer"))
+        self._sent_at, self._is_writing = self._loop.time(), True
+        try:
+            out = self._out or await self._start()
+            await out.write(chunk)
+        except ConnectionError:  # the client has left, and its handler is being cancelled
+            return
+        finally:
+            self._is_writing = False
+
+    async def _start(self) -> web.StreamResponse:
+        response = self._response
+        self._is_early = not response.has_begun
+        headers = STREAM_HEADERS if self._is_early else response.headers
+        out = web.StreamResponse(status=response.status or 200, headers={**headers, **self._added})
+        self._out = out
+        await out.prepare(self._request)
+        return out
+
+    async def _wait(self) -> None:
+        """Wait for more, and meanwhile show that the connection is alive."""
+        most = WRITE_SECS if self._is_writing else MAX_SILENCE_SECS
+        left = self._sent_at + most - self._loop.time()
+        if left > 0:
+            await self._response.changes(left)
+        elif self._is_writing:
+            self._let_go()
+        elif self._is_stream:
+            await self.send(self._wire.ping)
+        else:
+            self._sent_at = self._loop.time()
+
+    def _let_go(self) -> None:
+        """Close the connection of a client that does not read; aiohttp then ends its handler."""
+        self._sent_at = self._loop.time()
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
+
+def _json(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        return None

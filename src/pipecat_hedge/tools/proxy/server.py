@@ -27,12 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ProxyServer"]
 
-MAX_SILENCE_SECS = 10.0
-"""The longest time without a byte to the client: its headers come by then, and pings after it."""
 BODY_SECS = 30.0
 """How long a client may take to send its request."""
-WRITE_SECS = 120.0
-"""How long a client may read nothing."""
 LINGER_SECS = 1.0
 """How long a refused client may go on to send its request."""
 REACH_SECS = 2.0
@@ -184,45 +180,51 @@ class ProxyServer:
             return _refused(wire, 413, f"the request is larger than {most:g} MB")
         except (ValueError, KeyError, TypeError, RecursionError):
             return _refused(wire, 400, "the request must be a JSON object with a model")
-        allowed = client.settings.models
-        if model is None or model.wire is not wire or (allowed and name not in allowed):
-            known = [n for n, m in self._models.items() if m.wire is wire]
-            known = [n for n in known if not allowed or n in allowed]
+        if model is None or model.wire is not wire or not client.may_use(name):
+            known = [n for n, m in self._models.items() if m.wire is wire and client.may_use(n)]
             return _refused(wire, 404, f"model {name!r} is not known here: {', '.join(known)}")
-        asked = ProxiedRequest(request.path_qs, dict(request.headers), body, found)
-        return await self._respond(request, asked, model, client)
+        asked = ProxiedRequest(request.path_qs, request.headers, body, found)
+        response, added = await self._find(asked, request, model, client)
+        reader = Reader(response, request, wire, added, is_stream=asked.is_stream)
+        return await reader.relay()
 
-    async def _respond(
-        self, request: web.Request, asked: ProxiedRequest, model: ProxiedModel, client: Client
-    ) -> web.StreamResponse:
-        settings, path = model.settings, request.path
-        control = request.headers.get("Cache-Control", "")
+    async def _find(
+        self, asked: ProxiedRequest, request: web.Request, model: ProxiedModel, client: Client
+    ) -> tuple[Response, dict[str, str]]:
+        """The response to a request, from the cache, a race that runs, or a new one.
+
+        Returns:
+            The response, and further headers.
+        """
+        settings, path, headers = model.settings, request.path, request.headers
+        # nginx would hold events back
+        added = {"x-accel-buffering": "no"} if asked.is_stream else {}
+        control = headers.get("Cache-Control", "")
         caches = settings.cache_secs > 0 and path == model.wire.path and "no-store" not in control
         caches = caches and (settings.cache_tools or not asked.has_tools)
-        idempotency = request.headers.get("Idempotency-Key")
-        shares = settings.coalesce or path.endswith("/count_tokens") or idempotency is not None
-        key = ""
-        if caches or shares:
-            key = request_key(client.settings.name, asked.path, asked.body, asked.headers)
-        if caches and "no-cache" not in control:
-            if (kept := await self._cache.get(key)) is not None:
-                self._count_cache("hits")
-                return await _replay(request, kept)
-            self._count_cache("misses")
-        shared_as = f"{key} {idempotency}" if shares else None
-        response = None if shared_as is None else self._shared.get(shared_as)
-        if response is None:
-            keep_as = key if caches else None
-            response = self._start(asked, model, client, shared_as, keep_as)
-        async with response.reading() as reader:
-            return await self._relay(request, asked, model.wire, response, reader, caches=caches)
+        once = headers.get("Idempotency-Key")
+        shares = settings.coalesce or path.endswith("/count_tokens") or once is not None
+        if not (caches or shares):
+            return self._start(asked, model, client, None, None), added
+        key = request_key(client.settings.name, asked.path, asked.body, headers)
+        if caches:
+            kept = None if "no-cache" in control else await self._cache.get(key)
+            self._count_cache("misses" if kept is None else "hits")
+            added["x-hedge-cache"] = "miss" if kept is None else "hit"
+            if kept is not None:
+                return await _replay(kept), added
+        share_as = f"{key} {once}" if shares else None
+        running = self._shared.get(share_as or "")
+        if running is not None and running.has_all:
+            return running, added
+        return self._start(asked, model, client, share_as, key if caches else None), added
 
     def _start(
         self,
         asked: ProxiedRequest,
         model: ProxiedModel,
         client: Client,
-        shared_as: str | None,
+        share_as: str | None,
         keep_as: str | None,
     ) -> Response:
         """Start a race in a task of its own, which ends when its last client has left.
@@ -231,74 +233,38 @@ class ProxyServer:
             asked: The request.
             model: The model.
             client: Who asks.
-            shared_as: The key under which others may join; None for nobody.
+            share_as: The key under which others may join; None for nobody.
             keep_as: The key of the answer in the cache; None does not keep it.
         """
-        keeps = shared_as is not None or keep_as is not None
+        keeps = share_as is not None or keep_as is not None
         response = Response(keeps=keeps, abandoned=lambda: task.cancel())
         clock = asyncio.get_running_loop().time
 
         async def race() -> None:
+            status, problem = 503, "the proxy is stopping"
             try:
+                may_hedge = client.may_hedge(clock())
                 report = await model.race(
-                    asked, response, client.settings.tier, may_hedge=client.may_hedge(clock())
+                    asked, response, client.settings.tier, may_hedge=may_hedge
                 )
                 client.spend(report, clock())
-                if keep_as is not None and response.is_whole and report.winner is not None:
-                    kept = Kept(response.status, response.headers, tuple(response.chunks))
+                if keep_as is not None and response.is_whole and response.has_all:
+                    kept = Kept(response.status, response.headers, response.body)
                     await self._cache.put(keep_as, kept, model.settings.cache_secs)
             except Exception as error:
                 logger.opt(exception=error).error(f"{model.name}: a request failed")
-                if not response.has_begun:
-                    response.refuse(500, _body(model.wire.error(500, "the proxy failed")))
+                status, problem = 500, "the proxy failed"
             finally:
                 if not response.has_begun:
-                    response.refuse(503, _body(model.wire.error(503, "the proxy is stopping")))
-                response.end(is_whole=response.is_whole)
-                if shared_as is not None:
-                    del self._shared[shared_as]
+                    await response.refuse(status, _body(model.wire.error(status, problem)))
+                response.end(is_whole=False)
+                if share_as is not None and self._shared.get(share_as) is response:
+                    del self._shared[share_as]
 
         task = self._races.start(race(), name=f"races {model.name}")
-        if shared_as is not None:
-            self._shared[shared_as] = response
+        if share_as is not None:
+            self._shared[share_as] = response
         return response
-
-    async def _relay(
-        self,
-        request: web.Request,
-        asked: ProxiedRequest,
-        wire: Wire,
-        response: Response,
-        reader: Reader,
-        *,
-        caches: bool,
-    ) -> web.StreamResponse:
-        is_stream = asked.is_stream
-        began = await reader.begun(MAX_SILENCE_SECS if is_stream else None)
-        status, headers = response.status, dict(response.headers)
-        if not began:
-            status, headers = 200, {"content-type": "text/event-stream; charset=utf-8"}
-            headers["cache-control"] = "no-cache"
-        if is_stream:
-            headers["x-accel-buffering"] = "no"  # nginx would hold events back
-        if caches:
-            headers["x-hedge-cache"] = "miss"
-        out = web.StreamResponse(status=status, headers=headers)
-        await out.prepare(request)
-        if not began:
-            await out.write(wire.ping)
-        while (chunk := await reader.next(MAX_SILENCE_SECS if is_stream else None)) is not None:
-            if not began and response.status not in (0, 200):
-                chunk = await _as_event(wire, chunk, reader)
-            try:
-                async with asyncio.timeout(WRITE_SECS):
-                    await out.write(chunk or wire.ping)
-            except TimeoutError:  # the client does not read
-                if request.transport is not None:
-                    request.transport.abort()
-                return out
-        await out.write_eof()
-        return out
 
     # ---- everything else
 
@@ -306,7 +272,6 @@ class ProxyServer:
         client, wire = self._keys.client(request.headers), _wire_of(request)
         if client is None:
             return _refused(wire, 401, "the key is missing or unknown")
-        allowed = client.settings.models
         listed = [
             {
                 "id": name,
@@ -318,7 +283,7 @@ class ProxyServer:
                 "created_at": "1970-01-01T00:00:00Z",
             }
             for name in self._models
-            if not allowed or name in allowed
+            if client.may_use(name)
         ]
         if (name := request.match_info.get("model")) is not None:
             one = next((each for each in listed if each["id"] == name), None)
@@ -381,22 +346,9 @@ def _refused(wire: Wire, status: int, message: str) -> web.Response:
     return web.json_response(wire.error(status, message), status=status)
 
 
-async def _replay(request: web.Request, kept: Kept) -> web.StreamResponse:
-    headers = {**kept.headers, "x-hedge-cache": "hit"}
-    out = web.StreamResponse(status=kept.status, headers=headers)
-    await out.prepare(request)
-    for chunk in kept.chunks:
-        await out.write(chunk)
-    await out.write_eof()
-    return out
-
-
-async def _as_event(wire: Wire, body: bytes, reader: Reader) -> bytes:
-    """A refusal that came after the headers, as an event of the stream."""
-    while (more := await reader.next(1.0)) is not None:
-        body += more
-    try:
-        found: Any = json.loads(body)
-    except ValueError:
-        found = wire.error(502, "no upstream answered")
-    return wire.error_event(found)
+async def _replay(kept: Kept) -> Response:
+    response = Response(keeps=True)
+    response.begin(kept.status, kept.headers)
+    await response.write(kept.body)
+    response.end()
+    return response

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import aiohttp
+from multidict import CIMultiDict
 
 from pipecat_hedge.limits import parse_rate_limits
 from pipecat_hedge.race import ConfigurationError, ServerLoad
@@ -31,6 +32,7 @@ _OWN_HEADERS = {
     *("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"),
 }
 """Headers that end at the proxy: a client's key above all."""
+MAX_ERROR_BYTES = 2**20
 _THEIR_HEADERS = {
     *("content-length", "transfer-encoding", "content-encoding", "connection", "keep-alive"),
     *("set-cookie", "alt-svc", "server", "date", "trailer", "upgrade"),
@@ -54,6 +56,11 @@ class ProxiedRequest:
     found: Mapping[str, Any]
 
     @property
+    def forwarded(self) -> dict[str, str]:
+        """The headers that go on to an upstream."""
+        return {k: v for k, v in self.headers.items() if k.lower() not in _OWN_HEADERS}
+
+    @property
     def is_stream(self) -> bool:
         """Whether the answer is to be streamed."""
         return self.found.get("stream") is True
@@ -71,7 +78,7 @@ class Reply:
     Parameters:
         status: Its status code; 0 until it has come.
         headers: Its headers, without those of the connection.
-        body: The bytes that came before anything was released.
+        body: The bytes that were not passed on yet.
         is_whole: Whether all of its body came, or it reported an error itself.
     """
 
@@ -177,7 +184,11 @@ class _Api(Upstream):
             read_bufsize=2**18,
         )
         key = settings.key
-        self._own = {**({} if key is None else wire.auth(key)), **settings.headers}
+        self._own = {
+            "Accept-Encoding": "identity",
+            **({} if key is None else wire.auth(key)),
+            **settings.headers,
+        }
 
     async def send(
         self, request: ProxiedRequest, reply: Reply, stats: AttemptStats
@@ -185,8 +196,8 @@ class _Api(Upstream):
         stages = stats.stages
         stages.is_traced = True
         stages.record_request(self._host)
-        headers = {k: v for k, v in request.headers.items() if k.lower() not in _OWN_HEADERS}
-        headers |= {"Accept-Encoding": "identity", **self._own}
+        headers = CIMultiDict(request.forwarded)
+        headers.update(self._own)
         posted = self._session.post(
             self._base_url + self._wire.upstream_path(request.path),
             data=with_model(request.body, self.model),
@@ -195,25 +206,24 @@ class _Api(Upstream):
         )
         try:
             response = await posted
-        except aiohttp.ServerTimeoutError as error:
+        except (aiohttp.ServerTimeoutError, aiohttp.ClientError) as error:
             raise ConnectionError(f"no connection: {error}") from error
-        except aiohttp.ClientError as error:
-            raise ConnectionError(str(error)) from error
         try:
             self.was_reached = True
             reply.status, reply.headers = response.status, _passed(response.headers)
             stages.record_headers(response.headers)
             stats.record_response(parse_rate_limits(response.headers, time.time()))
             if response.status != HTTPStatus.OK:
-                body = await response.read()
-                reply.body += body
+                async for chunk in response.content.iter_any():
+                    reply.body += chunk
+                    if len(reply.body) > MAX_ERROR_BYTES:
+                        break
                 reply.is_whole = True
-                raise UpstreamRefused(response.status, response.headers, _json(body))
+                raise UpstreamRefused(response.status, response.headers, _json(bytes(reply.body)))
             async for chunk in response.content.iter_any():
-                stages.record_chunk(chunk)
                 yield chunk
         except aiohttp.ClientError as error:  # the connection was lost
-            raise ConnectionResetError(str(error)) from error
+            raise ConnectionResetError(type(error).__name__) from error
         finally:
             response.close()
 
@@ -269,21 +279,30 @@ class _Cloud(Upstream):
         self, request: ProxiedRequest, reply: Reply, stats: AttemptStats
     ) -> AsyncGenerator[bytes]:
         stats.stages.record_request(self._settings.kind)
-        arguments = {k: v for k, v in request.found.items() if k != "stream"}
-        arguments["model"] = self.model
+        found, messages = request.found, self._client.messages
+        named = {name: found[name] for name in ("messages", "max_tokens") if name in found}
+        arguments: dict[str, Any] = {
+            **named,
+            "model": self.model,
+            "extra_body": {k: v for k, v in found.items() if k not in (*named, "model", "stream")},
+            "extra_headers": {
+                k: v for k, v in request.headers.items() if k.lower() == "anthropic-beta"
+            },
+        }
         try:
             if not request.is_stream:
-                message = await self._client.messages.create(**arguments)
+                is_count = request.path.partition("?")[0].endswith("/count_tokens")
+                ask = messages.count_tokens if is_count else messages.create
+                message = await ask(**arguments)
                 self._has_replied(reply, stats, "application/json")
                 yield message.model_dump_json(exclude_unset=True).encode()
                 return
-            stream = await self._client.messages.create(**arguments, stream=True)
+            stream = await messages.create(**arguments, stream=True)
             async with aclosing(stream.__aiter__()) as events:
                 self._has_replied(reply, stats, "text/event-stream; charset=utf-8")
                 async for event in events:
                     data = event.model_dump_json(exclude_unset=True)
                     chunk = f"event: {event.type}\ndata: {data}\n\n".encode()
-                    stats.stages.record_chunk(chunk)
                     yield chunk
         except Exception as error:
             if isinstance(status := getattr(error, "status_code", None), int):

@@ -18,8 +18,19 @@ from pipecat.metrics.metrics import LLMTokenUsage
 
 from pipecat_hedge.race import is_usable_text
 
-__all__ = ["ANTHROPIC", "OPENAI", "WIRES", "EventReader", "Signs", "Wire", "with_model"]
+__all__ = [
+    "ANTHROPIC",
+    "OPENAI",
+    "WIRES",
+    "EventReader",
+    "EventSplitter",
+    "Signs",
+    "Wire",
+    "with_model",
+]
 
+MAX_EVENT_BYTES = 32 * 2**20
+"""A longer event is taken for a fault: no answer has one."""
 STATUSES = {
     400: ("invalid_request_error", "invalid_request_error"),
     401: ("authentication_error", "invalid_api_key"),
@@ -44,6 +55,7 @@ class Signs:
         text: Its answer text.
         is_usable: Whether it has answer text to read, or completes a tool call.
         ends: Whether the answer is complete with it.
+        is_last: Whether no event follows.
         error: The error that it reports, as JSON; None if it reports none.
         has_tool: Whether it is part of a tool call.
     """
@@ -51,6 +63,7 @@ class Signs:
     text: str = ""
     is_usable: bool = False
     ends: bool = False
+    is_last: bool = False
     error: Mapping[str, Any] | None = None
     has_tool: bool = False
 
@@ -66,6 +79,13 @@ class Wire(ABC):
     """An event that only shows that the connection is alive."""
     rare: ClassVar[re.Pattern[bytes]]
     """What every event contains that matters after the first usable one."""
+
+    def status_of(self, error: Mapping[str, Any]) -> int:
+        """The status of an error that came as an event."""
+        inner = error.get("error")
+        kinds = [inner.get(name) for name in ("type", "code")] if isinstance(inner, dict) else []
+        found = [status for status, names in STATUSES.items() if set(names) & set(map(str, kinds))]
+        return found[-1] if found else 500
 
     @abstractmethod
     def upstream_path(self, path: str) -> str:
@@ -128,7 +148,7 @@ class EventReader(ABC):
             line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")
         )
         if data == b"[DONE]":
-            return Signs(ends=True)
+            return Signs(ends=True, is_last=True)
         try:
             found = json.loads(data) if data else None
         except ValueError:
@@ -156,7 +176,7 @@ class _Anthropic(Wire):
     path = "/v1/messages"
     overloaded = 529
     ping = b'event: ping\ndata: {"type": "ping"}\n\n'
-    rare = re.compile(rb'^event: (?!content_block_delta|ping)|"type":\s*"(?:error|message_)')
+    rare = re.compile(rb'^event: (?!content_block_delta|ping)|"type":\s*"(?:error|message_)', re.M)
 
     def upstream_path(self, path: str) -> str:
         return path
@@ -224,7 +244,7 @@ class _AnthropicReader(EventReader):
             self.usage = _anthropic_usage(event["message"].get("usage") or {})
         elif kind == "message_delta" and event.get("usage"):
             self.usage = _anthropic_usage(event["usage"], self.usage)
-        return Signs(ends=kind == "message_stop")
+        return Signs(ends=kind == "message_stop", is_last=kind == "message_stop")
 
 
 def _anthropic_usage(
@@ -317,6 +337,53 @@ ANTHROPIC, OPENAI = _Anthropic(), _OpenAI()
 WIRES: Mapping[str, Wire] = {"anthropic": ANTHROPIC, "openai": OPENAI}
 
 
+# ---- events
+
+
+class EventSplitter:
+    """Returns whole events; what follows the last one is kept until its end has come.
+
+    Attributes:
+        rest: What is kept.
+    """
+
+    def __init__(self) -> None:
+        """Start at the beginning of a stream."""
+        self.rest = bytearray()
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Add bytes and return the events that are now whole.
+
+        Raises:
+            ConnectionResetError: If an event is longer than ``MAX_EVENT_BYTES``.
+        """
+        rest = self.rest
+        if not rest and chunk.endswith(b"\n\n"):
+            return chunk
+        begin = max(len(rest) - 3, 0)  # an end may have begun in the chunk before
+        rest += chunk
+        ends = [at + len(mark) for mark in _ENDS if (at := rest.rfind(mark, begin)) >= 0]
+        if not ends:
+            if len(rest) > MAX_EVENT_BYTES:
+                raise ConnectionResetError(f"an event is longer than {MAX_EVENT_BYTES} bytes")
+            return b""
+        events = bytes(rest[: max(ends)])
+        del rest[: max(ends)]
+        return events
+
+    def split(self, events: bytes) -> list[bytes]:
+        """The single events, each with its blank line."""
+        found, begin = list[bytes](), 0
+        for end in _END.finditer(events):
+            found.append(events[begin : end.end()])
+            begin = end.end()
+        return [*found, events[begin:]] if begin < len(events) else found
+
+
+_ENDS = (b"\n\n", b"\n\r\n", b"\r\r")
+_END = re.compile(rb"\r?\n\r?\n|\r\r")
+
+
 # ---- the model's name
 
 
@@ -327,6 +394,9 @@ def with_model(body: bytes, model: str) -> bytes:
         body: A JSON object with a string under ``model``.
         model: The new name.
     """
+    found = list(_MODEL.finditer(body))
+    if len(found) == 1:
+        return body[: found[0].start(1)] + json.dumps(model).encode() + body[found[0].end(1) :]
     text = body.decode()
     start, end = _value_of(text, "model")
     return (text[:start] + json.dumps(model) + text[end:]).encode()
@@ -347,4 +417,5 @@ def _value_of(text: str, name: str) -> tuple[int, int]:
         at = end
 
 
+_MODEL = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')
 _SPACE = re.compile(r"[\s,:]*")
