@@ -3,6 +3,8 @@
 With ``ANTHROPIC_API_KEY`` set it asks the real API, otherwise simulated providers. It saves every
 loser's answer and how far it deviates, and draws the distributions of the time to first token
 (cumulative, from below), with the one that pairs of direct requests predict for two.
+``--also NAME=COMMAND`` asks through a further proxy, which listens on ``PORT`` and asks
+``ANTHROPIC_BASE_URL``. With the simulator it counts the tokens that were sent and not used.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 
 from anthropic import AsyncAnthropic
 from jinja2 import Template
+from scripts.other_proxy import other_proxy
 
 from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.tools.proxy import ProxyServer, ProxySettings
@@ -31,6 +34,7 @@ MODEL = "claude-haiku-4-5"
 FACTORS = (1, 2, 3)
 COLOURS = {"direct": "#888", "1 request": "#4878cf", "2": "#d65f5f", "3": "#6acc65"}
 COLOURS["predicted for 2"] = "#222"
+OTHER_COLOUR = "#b47cc7"
 AT_ONCE = 10
 
 
@@ -94,7 +98,9 @@ def draw(found: dict[str, list[float]], path: Path) -> None:
         for name, each in found.items()
     }
     ticks = [most * n / 5 for n in range(6)]
-    path.write_text(_PICTURE.render(lines=lines, colours=COLOURS, ticks=ticks, most=most))
+    path.write_text(
+        _PICTURE.render(lines=lines, colours=COLOURS, other=OTHER_COLOUR, ticks=ticks, most=most)
+    )
 
 
 _PICTURE = Template(
@@ -110,9 +116,10 @@ font-family="sans-serif" font-size="13">
 <text x="{{ 60 + 620 * secs / most }}" y="340" text-anchor="middle">{{ '%.1f' % secs }} s</text>
 {%- endfor %}
 {%- for name, points in lines.items() %}
-<polyline points="{{ points }}" fill="none" stroke="{{ colours[name] }}" stroke-width="2"\
-{{ ' stroke-dasharray="5 4"' if 'predicted' in name }}/>
-<text x="{{ 70 + 130 * loop.index0 }}" y="368" fill="{{ colours[name] }}">{{ name }}</text>
+<polyline points="{{ points }}" fill="none" stroke="{{ colours.get(name, other) }}" \
+stroke-width="2"{{ ' stroke-dasharray="5 4"' if 'predicted' in name }}/>
+<text x="{{ 70 + 130 * loop.index0 }}" y="368" fill="{{ colours.get(name, other) }}">\
+{{ name }}</text>
 {%- endfor %}
 </svg>
 """
@@ -126,11 +133,19 @@ def losers(log: Path) -> list[tuple[float, str]]:
     return [(1 - difflib.SequenceMatcher(None, ASKED, text).ratio(), text) for text in texts]
 
 
+def tokens(sim: SimulatorProcess) -> int:
+    """The tokens that were sent since the last call, once every request has ended."""
+    found = sim.ledger(wait_secs=60.0)
+    sim.clear_ledger()
+    return sum(each["tokens_sent"] for each in found["requests"])
+
+
 async def main() -> None:
     """Ask, print a table, and draw."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=300, help="requests of each kind")
     parser.add_argument("--out", type=Path, default=Path("out/hello"))
+    parser.add_argument("--also", metavar="NAME=COMMAND", action="append", default=[])
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     log = args.out / "losers.jsonl"
@@ -140,17 +155,24 @@ async def main() -> None:
         url = "https://api.anthropic.com" if key else sim.anthropic_url
         model = MODEL if key else f"{MODEL}?answer={ASKED.replace(' ', '%20')}"
         found = {"direct": await ask_often(url, key or "any", model, args.count)}
+        sent = {"direct": tokens(sim)}
+        for name, _, command in (each.partition("=") for each in args.also):
+            with other_proxy(command, url) as (address, _):
+                found[name] = await ask_often(address, key or "any", model, args.count)
+                sent[name] = await asyncio.to_thread(tokens, sim)
         async with proxy(url, model, "ANTHROPIC_API_KEY" if key else None, log) as through:
             for factor in FACTORS:
                 name = "1 request" if factor == 1 else str(factor)
                 found[name] = await ask_often(through, "any", f"hello-{factor}", args.count)
+                sent[name] = await asyncio.to_thread(tokens, sim)
             await asyncio.sleep(2.0)  # the last losers
     rng, direct = random.Random(1), found["direct"]
     found["predicted for 2"] = sorted(min(rng.sample(direct, 2)) for _ in range(10 * args.count))
     print(f"{'real API' if key else 'simulated'}: time to first token of {args.count} requests")
     for name, secs in found.items():
         shown = "  ".join(f"{quantile(secs, q):6.2f}" for q in (0.5, 0.9, 0.99, 1.0))
-        print(f"{name:16} p50, p90, p99, max: {shown} s")
+        more = f"  {sent[name]} tokens sent" if sent.get(name) else ""
+        print(f"{name:16} p50, p90, p99, max: {shown} s{more}")
     answers = losers(log)
     other = sum(deviation > 0 for deviation, _ in answers)
     worst = max(answers, default=(0.0, ""))

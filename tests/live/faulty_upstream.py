@@ -96,7 +96,7 @@ class FaultyUpstream:
         self.running.append(model)
         self.most_running = max(self.most_running, len(self.running))
         try:
-            return await self._answer(request, model)
+            return await self._answer(request, model, body)
         except asyncio.CancelledError:
             self.lost_at.append((model, time.monotonic()))
             raise
@@ -106,12 +106,16 @@ class FaultyUpstream:
         finally:
             self.running.remove(model)
 
-    async def _answer(self, request: web.Request, model: str) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, model: str, body: bytes) -> web.StreamResponse:
         wire = "anthropic" if request.path.endswith("messages") else "openai"
         assert request.transport is not None
         if model == "529":
             found = {"type": "error", "error": {"type": "overloaded_error", "message": "busy"}}
             return web.json_response(found, status=529)
+        if model == "echo":  # as some APIs quote what they refuse
+            found = {"error": {"type": "invalid_request_error", "message": f"not so: {body!r}"}}
+            found["error"]["message"] += f" {dict(request.headers)}"
+            return web.json_response(found, status=400)
         if model == "hang":
             await asyncio.Event().wait()
         out = web.StreamResponse(headers={"content-type": "text/event-stream"})

@@ -459,6 +459,7 @@ async def test_bad_requests_are_refused_in_the_wire_s_form(
     sim: Simulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "BODY_SECS", 0.3)
+    monkeypatch.setattr(server_module, "IDLE_SECS", 0.6)
     async with proxied(sim, WELL, max_body_mb=0.001) as server:
         for body, status, kind in (
             (b"{", 400, "invalid_request_error"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pipecat_hedge.tools.proxy import keys as module
 from pipecat_hedge.tools.proxy.keys import Client, Keys, new_key
 from pipecat_hedge.tools.proxy.settings import KeySettings
 
@@ -33,6 +34,37 @@ def test_a_client_is_known_by_its_key(header: dict[str, str], is_known: bool) ->
     keys = Keys([made("other")[1], settings])
     found = keys.client({name: value.replace("{}", key) for name, value in header.items()})
     assert (found is not None and found.settings.name == "bot") is is_known
+
+
+def test_every_hash_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    made_keys = [made(str(number)) for number in range(5)]
+    compared: list[bytes] = []
+
+    def compare(known: bytes, digest: bytes) -> bool:
+        compared.append(known)
+        return known == digest
+
+    monkeypatch.setattr(module.hmac, "compare_digest", compare)
+    keys = Keys([settings for _, settings in made_keys])
+    for key, _ in (*made_keys, ("wrong", None)):
+        compared.clear()
+        keys.client({"x-api-key": key})
+        assert len(compared) == 5  # whether one is found, and where, takes no less time
+
+
+def test_new_settings_keep_what_was_used() -> None:
+    key, settings = made("bot")
+    keys = Keys([settings])
+    client = keys.client({"x-api-key": key})
+    more = made("more")[1]
+    assert keys.replace([more, settings.model_copy(update={"tier": "premium"})]) == set()
+    assert keys.client({"x-api-key": key}) is client
+    assert client is not None
+    assert client.settings.tier == "premium"
+    assert keys.replace([more]) == {client}
+    assert keys.client({"x-api-key": key}) is None
+    keys.replace([])
+    assert keys.client({}) is None
 
 
 def test_without_keys_nobody_is_asked() -> None:

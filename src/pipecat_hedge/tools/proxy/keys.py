@@ -78,19 +78,22 @@ class Keys:
         self._clients = {bytes.fromhex(key.sha256): Client(key) for key in settings}
         self._anyone = None if settings else Client(NOBODY)
 
-    def replace(self, settings: Sequence[KeySettings]) -> None:
+    def replace(self, settings: Sequence[KeySettings]) -> set[Client]:
         """Take new settings; clients that stay keep what they have used.
 
         Once keys have been asked for, they are, even if none is left.
+
+        Returns:
+            The clients whose keys are gone.
         """
-        before = self._clients
-        self._clients = {}
+        before, self._clients = self._clients, {}
         for key in settings:
             digest = bytes.fromhex(key.sha256)
             client = self._clients[digest] = before.get(digest) or Client(key)
             client.settings = key
         if settings:
             self._anyone = None
+        return set(before.values()) - set(self._clients.values())
 
     def client(self, headers: Mapping[str, str]) -> Client | None:
         """Return the client whose key a request carries; None if it carries none that is known.

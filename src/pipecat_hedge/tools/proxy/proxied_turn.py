@@ -41,8 +41,6 @@ __all__ = ["ProxiedTurn", "estimate_tokens"]
 CHARS_PER_TOKEN = 4
 WHOLE_ANSWER_SECS = 60.0
 """The silence after which another upstream gets a request that is not streamed."""
-LINGER_SECS = 1.0
-"""How long a connection may take to end its response after the last event, to be used again."""
 MAX_HELD_BYTES = 32 * 2**20
 """The most of an answer that is held: before anything usable in it, or until it is whole."""
 MAX_UNREAD_BYTES = 2**20
@@ -219,38 +217,32 @@ class ProxiedTurn:
         answer.reader, rare = reader, self._wire.rare
         rest = Continuation(self._said) if self._said else None
         is_complete = is_direct = False
-        lingering = asyncio.timeout(None)
-        try:
-            async with lingering:
-                async for chunk in chunks:
-                    piece = b"" if self._response.is_over else splitter.feed(chunk)
-                    is_direct = is_direct or self._is_direct(attempt, answer)
-                    if is_direct and piece and rare.search(piece) is None:
-                        stats.chars += CHARS_PER_TOKEN * piece.count(b"data:")
-                        await self._response.write(piece)
-                        continue
-                    if not is_direct:
-                        stats.stages.record_chunk(chunk)
-                    signs = Signs()
-                    for event in splitter.split(piece):
-                        before = len(answer.body)
-                        signs = self._read(event, attempt, answer, rest)
-                        is_complete = is_complete or signs.ends
-                        if signs.error is not None:
-                            await self._refuse(signs.error, before, attempt, answer, sink)
-                    await self._pass_on(attempt, answer, sink, is_direct=is_direct)
-                    if signs.is_last:
-                        self._ended_at = self._loop.time()
-                        lingering.reschedule(self._ended_at + LINGER_SECS)
-                        if is_direct:
-                            self._response.end()
-        except TimeoutError:
-            if not lingering.expired():
-                raise
+        async for chunk in chunks:
+            piece = splitter.feed(chunk)
+            is_direct = is_direct or self._is_direct(attempt, answer)
+            if is_direct and piece and rare.search(piece) is None:
+                stats.chars += CHARS_PER_TOKEN * piece.count(b"data:")
+                await self._response.write(piece)
+                continue
+            if not is_direct:
+                stats.stages.record_chunk(chunk)
+            for event in splitter.split(piece):
+                before = len(answer.body)
+                signs = self._read(event, attempt, answer, rest)
+                is_complete = is_complete or signs.ends
+                answer.is_whole = answer.is_whole or signs.is_last
+                if signs.error is not None:
+                    await self._refuse(signs.error, before, attempt, answer, sink)
+            await self._pass_on(attempt, answer, sink, is_direct=is_direct)
+            if answer.is_whole:
+                break
         if not is_complete:
             raise ConnectionResetError("the stream ended before the answer did")
         answer.body += splitter.rest
         await self._pass_on(attempt, answer, sink, is_direct=is_direct)
+        if is_direct:
+            self._ended_at = self._loop.time()
+            self._response.end()
 
     def _read(
         self, event: bytes, attempt: ProviderAttempt, answer: _Answer, rest: Continuation | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from pipecat_hedge.tools.proxy.cache import AnswerCache, Kept, cache_counter, re
 from pipecat_hedge.tools.proxy.keys import Client, Keys
 from pipecat_hedge.tools.proxy.model import ProxiedModel
 from pipecat_hedge.tools.proxy.response import Reader, Response
-from pipecat_hedge.tools.proxy.settings import ProxySettings
+from pipecat_hedge.tools.proxy.settings import KeySettings, ProxySettings
 from pipecat_hedge.tools.proxy.upstream import ProxiedRequest
 from pipecat_hedge.tools.proxy.wires import ANTHROPIC, OPENAI, Wire
 
@@ -29,6 +29,8 @@ __all__ = ["ProxyServer"]
 
 BODY_SECS = 30.0
 """How long a client may take to send its request."""
+IDLE_SECS = 75.0
+"""How long a connection may take to send its next request; longer than a load balancer's 60 s."""
 LINGER_SECS = 1.0
 """How long a refused client may go on to send its request."""
 REACH_SECS = 2.0
@@ -58,12 +60,11 @@ class ProxyServer:
         self._cache = AnswerCache(settings.cache)
         self._runner: web.AppRunner | None = None
         self._is_draining = False
-        self._streams = 0
+        self._running: dict[asyncio.Task[Any], Client] = {}
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._registry = _registry(stats)
         self._count_cache = cache_counter(self._registry)
-        self._asked: set[object] = set()
         self.port = 0
 
     async def __aenter__(self) -> ProxyServer:
@@ -91,15 +92,17 @@ class ProxyServer:
                 web.route("*", "/{path:.*}", self._unknown),
             ]
         )
-        app.middlewares.append(self._note)
         self._runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, lingering_time=LINGER_SECS
+            app,
+            access_log=None,
+            handler_cancellation=True,
+            keepalive_timeout=IDLE_SECS,
+            lingering_time=LINGER_SECS,
         )
         await self._runner.setup()
         await web.TCPSite(self._runner, host, port, reuse_address=True).start()
         self.port = self._runner.addresses[0][1]
         self._races.start(self._reach(), name="reaches the upstreams")
-        self._races.start(self._close_slow(), name="closes slow connections")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -112,27 +115,12 @@ class ProxyServer:
         await self._stats.release()
         await asyncio.to_thread(self._stats.save)
 
-    @web.middleware
-    async def _note(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        self._asked.add(request.protocol)
-        response = await handler(request)
-        if self._is_draining:
-            response.force_close()
-        return response
-
-    async def _close_slow(self) -> None:
-        """Close the connections that do not send a request in time; aiohttp does not."""
-        assert self._runner is not None
-        assert self._runner.server is not None
-        waiting: dict[object, float] = {}
-        while True:
-            await asyncio.sleep(BODY_SECS / 10)
-            now, connections = asyncio.get_running_loop().time(), self._runner.server.connections
-            self._asked.intersection_update(connections)
-            waiting = {c: waiting.get(c, now) for c in connections if c not in self._asked}
-            for connection in connections:
-                if now - waiting.get(connection, now) > BODY_SECS:
-                    connection.force_close()
+    def set_keys(self, keys: Sequence[KeySettings]) -> None:
+        """Take new keys. One that is gone is refused from now on; its running streams end."""
+        gone = self._keys.replace(keys)
+        for task, client in list(self._running.items()):
+            if client in gone:
+                task.cancel()
 
     async def drain(self, secs: float) -> None:
         """Take no new connections, and let running streams end, for ``secs`` at most."""
@@ -153,15 +141,20 @@ class ProxyServer:
                 return _refused(wire, 401, "the key is missing or unknown")
             if client.streams >= client.settings.max_streams:
                 return _refused(wire, 429, "too many requests of this key are running")
+            task = asyncio.current_task()
+            assert task is not None
             client.streams += 1
-            self._streams += 1
+            self._running[task] = client
             self._is_idle.clear()
             try:
-                return await self._handle(wire, request, client)
+                response = await self._handle(wire, request, client)
+                if self._is_draining:
+                    response.force_close()
+                return response
             finally:
                 client.streams -= 1
-                self._streams -= 1
-                if not self._streams:
+                del self._running[task]
+                if not self._running:
                     self._is_idle.set()
 
         return handle
@@ -302,7 +295,7 @@ class ProxyServer:
         }
         is_ready = not self._is_draining and any(reached.values())
         state = "draining" if self._is_draining else "ready" if is_ready else "no upstream reached"
-        found = {"status": state, "reached": reached, "streams": self._streams}
+        found = {"status": state, "reached": reached, "streams": len(self._running)}
         return web.json_response(found, status=200 if is_ready else 503)
 
     async def _metrics(self, _: web.Request) -> web.Response:

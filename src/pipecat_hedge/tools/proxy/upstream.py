@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import time
@@ -18,7 +19,7 @@ import aiohttp
 from multidict import CIMultiDict
 
 from pipecat_hedge.limits import parse_rate_limits
-from pipecat_hedge.race import ConfigurationError, ServerLoad
+from pipecat_hedge.race import ConfigurationError, ServerLoad, TaskScope
 from pipecat_hedge.service import AttemptStats, Stages
 from pipecat_hedge.tools.proxy.settings import UpstreamSettings
 from pipecat_hedge.tools.proxy.wires import Wire, with_model
@@ -33,6 +34,8 @@ _OWN_HEADERS = {
 }
 """Headers that end at the proxy: a client's key above all."""
 MAX_ERROR_BYTES = 2**20
+LINGER_SECS = 1.0
+"""How long a connection may take to end its response after the last event."""
 _THEIR_HEADERS = {
     *("content-length", "transfer-encoding", "content-encoding", "connection", "keep-alive"),
     *("set-cookie", "alt-svc", "server", "date", "trailer", "upgrade"),
@@ -174,6 +177,7 @@ class _Api(Upstream):
         super().__init__(settings, wire)
         self._base_url = (settings.base_url or "").rstrip("/")
         self._host = urlsplit(self._base_url).netloc
+        self._ending = TaskScope()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_secs)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=300),
@@ -198,6 +202,7 @@ class _Api(Upstream):
         stages.record_request(self._host)
         headers = CIMultiDict(request.forwarded)
         headers.update(self._own)
+        await _record(stages, "send_request_headers.started")
         posted = self._session.post(
             self._base_url + self._wire.upstream_path(request.path),
             data=with_model(request.body, self.model),
@@ -210,6 +215,7 @@ class _Api(Upstream):
             raise ConnectionError(f"no connection: {error}") from error
         try:
             self.was_reached = True
+            await _record(stages, "receive_response_headers.complete")
             reply.status, reply.headers = response.status, _passed(response.headers)
             stages.record_headers(response.headers)
             stats.record_response(parse_rate_limits(response.headers, time.time()))
@@ -225,33 +231,50 @@ class _Api(Upstream):
         except aiohttp.ClientError as error:  # the connection was lost
             raise ConnectionResetError(type(error).__name__) from error
         finally:
-            response.close()
+            if reply.is_whole and not response.content.at_eof():
+                self._ending.start(_end(response), name=f"ends a response of {self.name}")
+            else:
+                response.close()
 
     async def reach(self) -> None:
         async with self._session.get(self._base_url, headers=self._own, allow_redirects=False):
             self.was_reached = True
 
     async def close(self) -> None:
+        await self._ending.close()
         await self._session.close()
 
 
+async def _end(response: aiohttp.ClientResponse) -> None:
+    """Read the end of a response behind its last event, so that its connection is used again."""
+    try:
+        async with asyncio.timeout(LINGER_SECS):
+            async for _ in response.content.iter_any():
+                pass
+    except (TimeoutError, aiohttp.ClientError):
+        return
+    finally:
+        response.close()
+
+
 def _trace() -> aiohttp.TraceConfig:
-    """Record the stages of each request in the ``Stages`` that it carries."""
+    """Record how long a new connection took in the ``Stages`` of the request that waits for it."""
     trace = aiohttp.TraceConfig()
 
-    def record(event: str) -> Any:
-        async def handler(_: object, context: SimpleNamespace, __: object) -> None:
-            if isinstance(stages := context.trace_request_ctx, Stages):
-                await stages.record_event(f"aiohttp.{event}", {})
+    async def started(_: object, context: SimpleNamespace, __: object) -> None:
+        await _record(context.trace_request_ctx, "connect_tcp.started")
 
-        return handler
+    async def ended(_: object, context: SimpleNamespace, __: object) -> None:
+        await _record(context.trace_request_ctx, "connect_tcp.complete")
 
-    trace.on_connection_create_start.append(record("connect_tcp.started"))
-    trace.on_connection_create_end.append(record("connect_tcp.complete"))
-    trace.on_request_headers_sent.append(record("send_request_headers.started"))
-    trace.on_request_chunk_sent.append(record("send_request_body.complete"))
-    trace.on_request_end.append(record("receive_response_headers.complete"))
+    trace.on_connection_create_start.append(started)
+    trace.on_connection_create_end.append(ended)
     return trace
+
+
+async def _record(stages: object, event: str) -> None:
+    if isinstance(stages, Stages):
+        await stages.record_event(f"aiohttp.{event}", {})
 
 
 class _Cloud(Upstream):

@@ -1,0 +1,193 @@
+"""Measures what the proxy adds to a request, beside direct access and the plainest pass-through.
+
+First request after request, in turn through each: the time to the first text. Then many streams at
+once: how late each event is, counted from its sending, and the processor time per event.
+``--also NAME=COMMAND`` measures a further proxy in the same run: it is started with the upstream's
+address in ``ANTHROPIC_BASE_URL``, and has to listen on ``PORT``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from loguru import logger
+from scripts.other_proxy import other_proxy
+
+from pipecat_hedge.service import ProviderStats
+from pipecat_hedge.tools.proxy import ProxyServer, ProxySettings
+from pipecat_hedge.tools.proxy.command import tune_gc
+
+PATH = "/v1/messages"
+JSON = {"content-type": "application/json"}
+TTFT_SECS = 0.02
+SENT = b'"sent": '
+
+
+def event(kind: str, **more: Any) -> bytes:
+    """An event of the wire."""
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **more})}\n\n".encode()
+
+
+async def answer(request: web.Request) -> web.StreamResponse:
+    """Stream as many events as the request says, each with the time at which it was sent."""
+    found = await request.json()
+    out = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await out.prepare(request)
+    usage = {"input_tokens": 9, "output_tokens": 1}
+    await out.write(event("message_start", message={"id": "m", "content": [], "usage": usage}))
+    await asyncio.sleep(TTFT_SECS)
+    for _ in range(found["events"]):
+        delta = {"type": "text_delta", "text": "word ", "sent": time.monotonic()}
+        await out.write(event("content_block_delta", index=0, delta=delta))
+        await asyncio.sleep(found["pause_secs"])
+    await out.write(event("message_delta", delta={"stop_reason": "end_turn"}, usage=usage))
+    await out.write(event("message_stop"))
+    return out
+
+
+async def pass_through(request: web.Request) -> web.StreamResponse:
+    """What every proxy on aiohttp has to do."""
+    session, body = request.app["session"], await request.read()
+    async with session.post(request.app["url"] + PATH, data=body) as upstream:
+        kind = {"content-type": upstream.headers["content-type"]}
+        out = web.StreamResponse(status=upstream.status, headers=kind)
+        await out.prepare(request)
+        async for chunk in upstream.content.iter_any():
+            await out.write(chunk)
+    return out
+
+
+def serve(kind: str, upstream: str, ready: Connection) -> None:
+    """Run a server for ever; a process's target."""
+    logger.remove()
+    logging.disable()  # losers' connections are cut
+
+    async def main() -> None:
+        if kind == "hedge":
+            names = ("a", "b")
+            upstreams = [{"name": n, "base_url": upstream, "model": "m"} for n in names]
+            models = {"m": {"wire": "anthropic", "upstreams": upstreams}}
+            settings = ProxySettings.model_validate({"listen": "127.0.0.1:0", "models": models})
+            async with ProxyServer(settings, ProviderStats()) as server:
+                tune_gc()  # as the command does
+                ready.send(server.port)
+                await asyncio.Event().wait()
+        app = web.Application()
+        if kind == "pass-through":
+            app["url"] = upstream
+            app["session"] = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        app.router.add_post(PATH, answer if kind == "direct" else pass_through)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
+        ready.send(runner.addresses[0][1])
+        await asyncio.Event().wait()
+
+    import uvloop
+
+    uvloop.run(main())
+
+
+@contextmanager
+def server(kind: str, upstream: str = "") -> Iterator[tuple[str, int]]:
+    """A server in a process of its own: its address and its process."""
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.Process(target=serve, args=(kind, upstream, there), daemon=True)
+    process.start()
+    yield f"http://127.0.0.1:{here.recv()}", process.pid or 0
+    process.terminate()
+    process.join()
+
+
+def cpu_secs(pid: int) -> float:
+    """The processor time of a process so far."""
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def ask(
+    session: aiohttp.ClientSession, url: str, events: int, pause_secs: float
+) -> tuple[float, list[float]]:
+    """Ask once: the time to the first text, and how late each event was, in seconds."""
+    messages = [{"role": "user", "content": "Hello"}]
+    body = {"model": "m", "stream": True, "max_tokens": 9, "messages": messages}
+    body |= {"events": events, "pause_secs": pause_secs}
+    content = json.dumps(body, separators=(",", ":"))  # as SDKs send it
+    began, first, late = time.monotonic(), 0.0, list[float]()
+    async with session.post(url + PATH, data=content, headers=JSON) as found:
+        async for line in found.content:
+            if SENT in line:
+                now = time.monotonic()
+                first = first or now - began
+                late.append(now - float(line.partition(SENT)[2].split(b"}")[0]))
+    return first, late
+
+
+def quantile(values: list[float], share: float) -> float:
+    """The value, in milliseconds, below which a share of the values lies."""
+    return 1000 * sorted(values)[min(int(share * len(values)), len(values) - 1)]
+
+
+async def measure(targets: dict[str, tuple[str, int]], args: argparse.Namespace) -> None:
+    """Measure all targets and print a table."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        firsts: dict[str, list[float]] = {name: [] for name in targets}
+        for number in range(args.requests + 20):
+            for name, (url, _) in targets.items():
+                first, _ = await ask(session, url, 3, 0.002)
+                if number >= 20:
+                    firsts[name].append(first)
+        print(f"time to the first text, {args.requests} requests one after another, ms:")
+        for name, each in firsts.items():
+            added = [one - other for one, other in zip(each, firsts["direct"], strict=True)]
+            print(
+                f"  {name:14} p50 {quantile(each, 0.5):7.2f}  p99 {quantile(each, 0.99):7.2f}"
+                f"  added at p50 {1000 * statistics.median(added):6.2f}"
+            )
+        print(f"{args.streams} streams at once, {1 / args.pause_secs:g} events/s each:")
+        for name, (url, pid) in targets.items():
+            began = cpu_secs(pid) if pid else 0.0
+            asked = (ask(session, url, args.events, args.pause_secs) for _ in range(args.streams))
+            late = [each for _, lates in await asyncio.gather(*asked) for each in lates]
+            used = 1e6 * (cpu_secs(pid) - began) / len(late) if pid else float("nan")
+            print(
+                f"  {name:14} late p50 {quantile(late, 0.5):6.2f}  p99 {quantile(late, 0.99):6.2f}"
+                f"  max {quantile(late, 1):6.2f} ms  processor {used:4.0f} us an event"
+            )
+
+
+def main() -> None:
+    """Start the servers and measure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--streams", type=int, default=200)
+    parser.add_argument("--events", type=int, default=100, help="events of each stream")
+    parser.add_argument("--pause-secs", type=float, default=0.1, help="between two events")
+    parser.add_argument("--also", metavar="NAME=COMMAND", action="append", default=[])
+    args = parser.parse_args()
+    with ExitStack() as stack:
+        targets = {"direct": stack.enter_context(server("direct"))}
+        url = targets["direct"][0]
+        for kind in ("pass-through", "hedge"):
+            targets[kind] = stack.enter_context(server(kind, url))
+        for name, _, command in (each.partition("=") for each in args.also):
+            targets[name] = stack.enter_context(other_proxy(command, url))
+        asyncio.run(measure(targets, args))
+
+
+if __name__ == "__main__":
+    main()
