@@ -27,8 +27,7 @@ from loguru import logger
 from scripts.other_proxy import other_proxy
 
 from pipecat_hedge.service import ProviderStats
-from pipecat_hedge.tools.proxy import ProxyServer, ProxySettings
-from pipecat_hedge.tools.proxy.command import tune_gc
+from pipecat_hedge.tools.proxy import ProxyServer, ProxySettings, tune_gc
 
 PATH = "/v1/messages"
 JSON = {"content-type": "application/json"}

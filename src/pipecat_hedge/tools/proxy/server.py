@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from loguru import logger
 
-from pipecat_hedge.race import TaskScope
+from pipecat_hedge.race import ConfigurationError, TaskScope
 from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.telemetry import LIVE_PATH, LiveFeed, is_loopback, routes
 from pipecat_hedge.tools.proxy.cache import AnswerCache, Kept, cache_counter, request_key
@@ -100,7 +100,11 @@ class ProxyServer:
             lingering_time=LINGER_SECS,
         )
         await self._runner.setup()
-        await web.TCPSite(self._runner, host, port, reuse_address=True).start()
+        try:
+            await web.TCPSite(self._runner, host, port, reuse_address=True).start()
+        except OSError as error:
+            await self.__aexit__()
+            raise ConfigurationError(f"listen: {host}:{port} cannot be used: {error}") from None
         self.port = self._runner.addresses[0][1]
         self._races.start(self._reach(), name="reaches the upstreams")
         return self

@@ -70,7 +70,8 @@ class UpstreamSettings(_Settings):
             Amazon's and Google's clouds, through the clients of the ``anthropic`` package.
         base_url: The API's address, as its SDK takes it (OpenAI's ends with ``/v1``).
         model: The model to ask for.
-        key_env: The environment variable with the API key; None sends none.
+        key_env: The environment variable with the API key (of Bedrock: one of Bedrock's; of Vertex:
+            an access token). None sends none; the clouds then use their own credentials.
         headers: Further headers, such as Azure's ``api-key``.
         region: The cloud's region, for ``bedrock`` and ``vertex``.
         project: The Google Cloud project, for ``vertex``.

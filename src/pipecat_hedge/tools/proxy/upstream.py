@@ -288,14 +288,20 @@ class _Cloud(Upstream):
             raise ConfigurationError(
                 f'upstream {self.name!r} needs anthropic: pip install "anthropic[{settings.kind}]"'
             ) from None
-        options: dict[str, Any] = {"max_retries": 0}
+        # A proxy waits as long as its client does.
+        options: dict[str, Any] = {"max_retries": 0, "timeout": None}
         if settings.base_url is not None:
             options["base_url"] = settings.base_url
         if settings.kind == "bedrock":
-            self._client = anthropic.AsyncAnthropicBedrock(aws_region=settings.region, **options)
+            self._client = anthropic.AsyncAnthropicBedrock(
+                aws_region=settings.region, api_key=settings.key, **options
+            )
         else:
             self._client = anthropic.AsyncAnthropicVertex(
-                region=settings.region, project_id=settings.project, **options
+                region=settings.region,
+                project_id=settings.project,
+                access_token=settings.key,
+                **options,
             )
 
     async def send(
@@ -328,12 +334,16 @@ class _Cloud(Upstream):
                     chunk = f"event: {event.type}\ndata: {data}\n\n".encode()
                     yield chunk
         except Exception as error:
-            if isinstance(status := getattr(error, "status_code", None), int):
-                body = getattr(error, "body", None)
-                reply.status, reply.is_whole = status, True
-                reply.headers = {"content-type": "application/json"}
-                reply.body += json.dumps(body).encode()
-            raise
+            status, body = getattr(error, "status_code", None), getattr(error, "body", None)
+            if not (isinstance(status, int) and isinstance(body, dict)):
+                raise
+            headers = getattr(getattr(error, "response", None), "headers", {})
+            if status == HTTPStatus.OK:  # it came as an event
+                status = self._wire.status_of(body)
+            reply.status, reply.is_whole = status, True
+            reply.headers = {**_passed(headers), "content-type": "application/json"}
+            reply.body = bytearray(json.dumps(body).encode())
+            raise UpstreamRefused(status, headers, body) from error
 
     def _has_replied(self, reply: Reply, stats: AttemptStats, content_type: str) -> None:
         self.was_reached = True
