@@ -88,5 +88,5 @@ async def _serve(path: Path, settings: ProxySettings) -> None:
             print(f"  {name} ({model.wire}, {model.policy.name}): {upstreams}", flush=True)
         tune_gc()
         await ends.wait()
-        await server.drain(settings.drain_secs)
+        await server.drain()
     print("proxy: stopped", file=sys.stderr)

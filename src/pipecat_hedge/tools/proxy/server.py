@@ -126,14 +126,18 @@ class ProxyServer:
             if client in gone:
                 task.cancel()
 
-    async def drain(self, secs: float) -> None:
-        """Take no new connections, and let running streams end, for ``secs`` at most."""
+    async def drain(self) -> None:
+        """Prepare to stop: become unhealthy, take no new connections, let running streams end."""
         assert self._runner is not None
+        assert self._runner.server is not None
         self._is_draining = True
+        await asyncio.sleep(self._settings.leave_secs)
         for site in list(self._runner.sites):
             await site.stop()
+        for connection in self._runner.server.connections:
+            connection.close()  # at once if it is idle
         with suppress(TimeoutError):
-            async with asyncio.timeout(secs):
+            async with asyncio.timeout(self._settings.drain_secs):
                 await self._is_idle.wait()
 
     # ---- one request

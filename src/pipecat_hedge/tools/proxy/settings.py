@@ -191,7 +191,9 @@ class ProxySettings(_Settings):
         turn_log: A file to which a line per request is appended.
         drained_log: A file for the answers of losers, under a policy with ``losers="drain"``.
         max_body_mb: The largest request.
-        drain_secs: How long running streams may go on after SIGTERM.
+        leave_secs: How long after SIGTERM new connections are still taken while ``/health`` answers
+            503, for load balancers that ask it.
+        drain_secs: How long running streams may go on then.
     """
 
     listen: str = "127.0.0.1:8080"
@@ -201,6 +203,7 @@ class ProxySettings(_Settings):
     turn_log: Path | None = None
     drained_log: Path | None = None
     max_body_mb: float = Field(default=32.0, gt=0)
+    leave_secs: float = Field(default=0.0, ge=0)
     drain_secs: float = Field(default=60.0, ge=0)
 
     @model_validator(mode="after")

@@ -1,0 +1,180 @@
+"""Several proxies: behind a load balancer, and with one Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.live.faulty_upstream import PATHS, FaultyUpstream, events, faulty_upstream
+from tests.support.redis_server import RedisServer, needs_redis
+
+pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(180)]
+
+START_SECS = 30.0
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
+
+
+class Instance:
+    """A proxy in a process of its own."""
+
+    def __init__(self, upstream: FaultyUpstream, folder: Path, more: str = "", stats: str = "off"):
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._env = {**os.environ, "PIPECAT_HEDGE_STATS": stats}
+        self._path = folder / f"{self.port}.toml"
+        self._path.write_text(
+            f'listen = "127.0.0.1:{self.port}"\nleave_secs = 0.5\n{more}\n'
+            '[models.m]\nwire = "anthropic"\npolicy = "fallback(probes=False)"\ncache_secs = 60\n'
+            f'upstreams = [{{ name = "a", base_url = "{upstream.url}", model = "slow" }}]\n'
+        )
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        command = [sys.executable, "-m", "pipecat_hedge.cli", "proxy", str(self._path)]
+        self._process = await asyncio.create_subprocess_exec(
+            *command, env=self._env, stdout=asyncio.subprocess.DEVNULL
+        )
+        await until(self.is_healthy, START_SECS)
+
+    async def stop(self) -> int:
+        """Stop it as a restart does, and return its exit status."""
+        assert self._process is not None
+        if self._process.returncode is None:
+            self._process.send_signal(signal.SIGTERM)
+        return await self._process.wait()
+
+    async def is_healthy(self) -> bool:
+        with suppress(aiohttp.ClientError):
+            async with aiohttp.request("GET", f"{self.url}/health") as answer:
+                return answer.status == 200
+        return False
+
+
+async def until(is_so: Callable[[], object], secs: float) -> None:
+    """Wait until something is so, which may be a coroutine's answer."""
+    end = time.monotonic() + secs
+    while True:
+        found = is_so()
+        if await found if asyncio.iscoroutine(found) else found:
+            return
+        assert time.monotonic() < end
+        await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def load_balancer(instances: list[Instance]) -> AsyncIterator[str]:
+    """Passes each connection to the next healthy instance, and asks for their health."""
+    healthy: list[Instance] = list(instances)
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def check() -> None:
+        while True:
+            found = [each for each in instances if await each.is_healthy()]
+            healthy[:] = found
+            await asyncio.sleep(0.05)
+
+    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(2**16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        healthy.append(healthy.pop(0))
+        there, back = await asyncio.open_connection("127.0.0.1", healthy[-1].port)
+        await asyncio.gather(pipe(reader, back), pipe(there, writer))
+
+    server = await asyncio.start_server(connect, "127.0.0.1", 0)
+    checking = asyncio.ensure_future(check())
+    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    checking.cancel()
+    server.close()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(checking, *tasks, return_exceptions=True)
+
+
+async def ask(url: str, text: str = "Open?") -> tuple[int, bytes, str | None]:
+    """Ask: the status, the answer, and whether it was cached."""
+    messages = [{"role": "user", "content": text}]
+    body = {"model": "m", "max_tokens": 9, "messages": messages, "stream": True}
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with (
+        aiohttp.ClientSession(connector=connector) as session,
+        session.post(url + PATHS["anthropic"], json=body) as answer,
+    ):
+        return answer.status, await answer.read(), answer.headers.get("x-hedge-cache")
+
+
+@asynccontextmanager
+async def running(*instances: Instance) -> AsyncIterator[None]:
+    try:
+        await asyncio.gather(*(instance.start() for instance in instances))
+        yield
+    finally:
+        for instance in instances:
+            await instance.stop()
+
+
+async def test_a_rolling_restart_behind_a_load_balancer_drops_no_stream(tmp_path: Path) -> None:
+    async with faulty_upstream() as upstream:
+        instances = [Instance(upstream, tmp_path), Instance(upstream, tmp_path)]
+        answers: list[tuple[int, bytes, str | None]] = []
+        is_over = False
+
+        async def client(url: str, number: int) -> None:
+            turn = 0
+            while not is_over:
+                answers.append(await ask(url, f"{number} {turn}"))
+                turn += 1
+
+        async with running(*instances), load_balancer(instances) as url:
+            asking = [asyncio.ensure_future(client(url, number)) for number in range(30)]
+            for instance in instances:
+                await until(lambda: len(upstream.running) > 10, 10.0)
+                assert await instance.stop() == 0
+                await instance.start()
+            is_over = True
+            await asyncio.gather(*asking)
+        assert len(answers) > 60
+        assert {(status, body) for status, body, _ in answers} == {
+            (200, b"".join(events("anthropic")))
+        }
+
+
+@needs_redis
+async def test_proxies_with_one_redis_learn_together_and_share_answers(tmp_path: Path) -> None:
+    with RedisServer() as redis:
+        cache = f'[cache]\nredis_url = "{redis.url}"'
+        async with faulty_upstream() as upstream:
+            one, other = (Instance(upstream, tmp_path, cache, redis.url) for _ in range(2))
+            async with running(one, other):
+                first, second = await ask(one.url), await ask(other.url)
+                assert first[:2] == second[:2] == (200, b"".join(events("anthropic")))
+                assert (first[2], second[2]) == ("miss", "hit")
+                assert len(upstream.seen) == 1
+                for instance in (one, other):
+                    await asyncio.gather(
+                        *(ask(instance.url, f"{instance.port} {n}") for n in range(5))
+                    )
+                await until(lambda: sum(redis.counted().values()) == 11, 10.0)
+                redis.kill()  # no request needs it
+                assert (await ask(other.url))[:2] == first[:2]
