@@ -18,6 +18,7 @@ from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.tools.proxy import response as response_module
 from pipecat_hedge.tools.proxy import server as server_module
 from pipecat_hedge.tools.proxy.keys import new_key
+from pipecat_hedge.tools.proxy.model import ProxiedModel
 from pipecat_hedge.tools.proxy.server import ProxyServer
 from pipecat_hedge.tools.proxy.settings import ProxySettings
 from pipecat_hedge.tools.simulator import Simulator
@@ -319,6 +320,48 @@ async def test_identical_requests_share_one_race(sim: Simulator) -> None:
         assert len(sim.ledger.requests) == 1
         assert await client.stream() == ANSWER
         assert len(sim.ledger.requests) == 2
+
+
+async def test_nobody_joins_a_race_that_its_last_client_has_left(
+    sim: Simulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    race, may_close = ProxiedModel.race, asyncio.Event()
+
+    async def race_that_closes_slowly(*args: Any, **options: Any) -> Any:
+        try:
+            return await race(*args, **options)
+        except asyncio.CancelledError:
+            await may_close.wait()
+            raise
+
+    monkeypatch.setattr(ProxiedModel, "race", race_that_closes_slowly)
+    async with (
+        proxied(sim, WELL, model={"coalesce": True}) as server,
+        client_of("openai", server) as client,
+    ):
+        asking = asyncio.ensure_future(client.stream())
+        while not sim.ledger.requests:
+            await asyncio.sleep(0)
+        asking.cancel()
+        await sim.wait_idle(1.0)
+        assert await client.stream() == ANSWER
+        may_close.set()
+
+
+async def test_a_shared_answer_is_bounded_and_passes_whole(
+    sim: Simulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(response_module, "MAX_KEPT_BYTES", 1000)
+    async with (
+        proxied(sim, WELL, model={"coalesce": True, "cache_secs": 60}) as server,
+        client_of("openai", server) as client,
+    ):
+        asking = [asyncio.ensure_future(client.stream()) for _ in range(10)]
+        assert await asyncio.gather(*asking) == [ANSWER] * 10
+        raw = await client.openai.chat.completions.with_raw_response.create(
+            model="gpt", messages=HELLO, stream=True
+        )
+        assert raw.headers["x-hedge-cache"] == "miss"  # too long to be kept
 
 
 async def test_whole_answers_are_cached_on_request(sim: Simulator) -> None:

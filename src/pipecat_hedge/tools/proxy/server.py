@@ -238,8 +238,17 @@ class ProxyServer:
             keep_as: The key of the answer in the cache; None does not keep it.
         """
         keeps = share_as is not None or keep_as is not None
-        response = Response(keeps=keeps, abandoned=lambda: task.cancel())
         clock = asyncio.get_running_loop().time
+
+        def forget() -> None:
+            if share_as is not None and self._shared.get(share_as) is response:
+                del self._shared[share_as]
+
+        def abandon() -> None:
+            forget()  # at once: whoever comes now must not join what is being closed
+            task.cancel()
+
+        response = Response(keeps=keeps, abandoned=abandon)
 
         async def race() -> None:
             status, problem = 503, "the proxy is stopping"
@@ -259,8 +268,7 @@ class ProxyServer:
                 if not response.has_begun:
                     await response.refuse(status, _body(model.wire.error(status, problem)))
                 response.end(is_whole=False)
-                if share_as is not None and self._shared.get(share_as) is response:
-                    del self._shared[share_as]
+                forget()
 
         task = self._races.start(race(), name=f"races {model.name}")
         if share_as is not None:
