@@ -15,6 +15,7 @@ import pytest
 
 from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.tools.proxy import ProxyServer, ProxySettings
+from pipecat_hedge.tools.proxy import proxied_turn as turn_module
 from pipecat_hedge.tools.proxy import response as response_module
 from tests.live.faulty_upstream import PATHS, FaultyUpstream, events, faulty_upstream
 
@@ -203,7 +204,10 @@ async def test_clients_that_never_read_hold_upstreams_back_and_are_let_go(
 
 
 @WIRES
-async def test_a_flood_without_anything_usable_is_a_fault(wire: str) -> None:
+async def test_a_flood_without_anything_usable_is_a_fault(
+    wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn_module, "MAX_HELD_BYTES", 2**20)
     async with (
         faulty_upstream() as upstream,
         proxied(upstream, {"flood": ("blank_flood", "well")}, policy="fallback()") as url,
@@ -211,5 +215,5 @@ async def test_a_flood_without_anything_usable_is_a_fault(wire: str) -> None:
     ):
         found = await ask(session, url, wire, f"{wire}:flood")
         assert found == await ask(session, upstream.url, wire, "well")
-        assert upstream.sent_bytes < 100 * 2**20
+        assert upstream.sent_bytes < 16 * 2**20
         await upstream.wait_idle(1.0)

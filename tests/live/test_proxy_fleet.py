@@ -100,16 +100,19 @@ async def load_balancer(instances: list[Instance]) -> AsyncIterator[str]:
         tasks.add(task)
         healthy.append(healthy.pop(0))
         there, back = await asyncio.open_connection("127.0.0.1", healthy[-1].port)
-        await asyncio.gather(pipe(reader, back), pipe(there, writer))
+        try:
+            await asyncio.gather(pipe(reader, back), pipe(there, writer))
+        finally:
+            for each in (writer, back):
+                each.transport.abort()
 
     server = await asyncio.start_server(connect, "127.0.0.1", 0)
     checking = asyncio.ensure_future(check())
     yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     checking.cancel()
     server.close()
-    for task in tasks:
-        task.cancel()
     await asyncio.gather(checking, *tasks, return_exceptions=True)
+    await server.wait_closed()
 
 
 async def ask(url: str, text: str = "Open?") -> tuple[int, bytes, str | None]:
@@ -167,7 +170,9 @@ async def test_proxies_with_one_redis_learn_together_and_share_answers(tmp_path:
         async with faulty_upstream() as upstream:
             one, other = (Instance(upstream, tmp_path, cache, redis.url) for _ in range(2))
             async with running(one, other):
-                first, second = await ask(one.url), await ask(other.url)
+                first = await ask(one.url)
+                await until(lambda: redis.names("pipecat-hedge:answers:*"), 10.0)
+                second = await ask(other.url)
                 assert first[:2] == second[:2] == (200, b"".join(events("anthropic")))
                 assert (first[2], second[2]) == ("miss", "hit")
                 assert len(upstream.seen) == 1

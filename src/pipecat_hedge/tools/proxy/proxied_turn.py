@@ -383,8 +383,7 @@ class ProxiedTurn:
             await self._response.refuse(reply.status, bytes(reply.body), reply.headers)
             return
         status = self._wire.overloaded if getattr(failure, "reason", "") else 502
-        body = json.dumps(self._wire.error(status, str(failure))).encode()
-        await self._response.refuse(status, body)
+        await self._response.refuse(status, self._wire.refusal(status, str(failure)))
 
     # ---- the rest of an answer that was cut
 

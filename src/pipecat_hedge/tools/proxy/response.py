@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
 
 from aiohttp import web
 
-from pipecat_hedge.tools.proxy.wires import Wire
+from pipecat_hedge.tools.proxy.wires import Wire, parsed
 
 __all__ = ["JSON_HEADERS", "MAX_SILENCE_SECS", "WRITE_SECS", "Reader", "Response"]
 
@@ -192,7 +190,7 @@ class Reader:
     async def send(self, chunk: bytes) -> None:
         """Write bytes to the client, at once."""
         if self._is_early and self._response.status not in (0, 200):
-            chunk = self._wire.error_event(_json(chunk) or self._wire.error(502, "no answer"))
+            chunk = self._wire.error_event(parsed(chunk) or self._wire.error(502, "no answer"))
         self._sent_at, self._is_writing = self._loop.time(), True
         try:
             out = self._out or await self._start()
@@ -229,10 +227,3 @@ class Reader:
         self._sent_at = self._loop.time()
         if self._request.transport is not None:
             self._request.transport.abort()
-
-
-def _json(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except ValueError:
-        return None

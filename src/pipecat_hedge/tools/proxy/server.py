@@ -266,7 +266,7 @@ class ProxyServer:
                 status, problem = 500, "the proxy failed"
             finally:
                 if not response.has_begun:
-                    await response.refuse(status, _body(model.wire.error(status, problem)))
+                    await response.refuse(status, model.wire.refusal(status, problem))
                 response.end(is_whole=False)
                 forget()
 
@@ -344,10 +344,6 @@ def _registry(stats: ProviderStats) -> CollectorRegistry | None:
 def _wire_of(request: web.Request) -> Wire:
     """The wire whose SDK sends a request that both have."""
     return ANTHROPIC if "anthropic-version" in request.headers else OPENAI
-
-
-def _body(found: dict[str, Any]) -> bytes:
-    return json.dumps(found).encode()
 
 
 def _refused(wire: Wire, status: int, message: str) -> web.Response:

@@ -22,7 +22,7 @@ from pipecat_hedge.limits import parse_rate_limits
 from pipecat_hedge.race import ConfigurationError, ServerLoad, TaskScope
 from pipecat_hedge.service import AttemptStats, Stages
 from pipecat_hedge.tools.proxy.settings import UpstreamSettings
-from pipecat_hedge.tools.proxy.wires import Wire, with_model
+from pipecat_hedge.tools.proxy.wires import Wire, parsed, with_model
 
 __all__ = ["ProxiedRequest", "Reply", "Upstream", "UpstreamRefused", "connect"]
 
@@ -225,7 +225,7 @@ class _Api(Upstream):
                     if len(reply.body) > MAX_ERROR_BYTES:
                         break
                 reply.is_whole = True
-                raise UpstreamRefused(response.status, response.headers, _json(bytes(reply.body)))
+                raise UpstreamRefused(response.status, response.headers, parsed(reply.body))
             async for chunk in response.content.iter_any():
                 yield chunk
         except aiohttp.ClientError as error:  # the connection was lost
@@ -360,10 +360,3 @@ class _Cloud(Upstream):
 
 def _passed(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.lower() not in _THEIR_HEADERS}
-
-
-def _json(body: bytes) -> object:
-    try:
-        return json.loads(body)
-    except ValueError:
-        return None

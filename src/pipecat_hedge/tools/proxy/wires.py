@@ -26,6 +26,7 @@ __all__ = [
     "EventSplitter",
     "Signs",
     "Wire",
+    "parsed",
     "with_model",
 ]
 
@@ -79,6 +80,10 @@ class Wire(ABC):
     """An event that only shows that the connection is alive."""
     rare: ClassVar[re.Pattern[bytes]]
     """What every event contains that matters after the first usable one."""
+
+    def refusal(self, status: int, message: str) -> bytes:
+        """An error of the proxy's own, as bytes."""
+        return json.dumps(self.error(status, message)).encode()
 
     def status_of(self, error: Mapping[str, Any]) -> int:
         """The status of an error that came as an event."""
@@ -335,6 +340,14 @@ def _openai_usage(found: Mapping[str, Any] | None) -> LLMTokenUsage | None:
 
 ANTHROPIC, OPENAI = _Anthropic(), _OpenAI()
 WIRES: Mapping[str, Wire] = {"anthropic": ANTHROPIC, "openai": OPENAI}
+
+
+def parsed(body: bytes | bytearray) -> Any:
+    """A body as JSON; None if it is none."""
+    try:
+        return json.loads(body)
+    except ValueError:
+        return None
 
 
 # ---- events
