@@ -63,13 +63,15 @@ async def ask_often(url: str, key: str, model: str, count: int) -> list[float]:
 
 
 @asynccontextmanager
-async def proxy(url: str, model: str, key_env: str | None, log: Path) -> AsyncIterator[str]:
+async def proxy(
+    url: str, model: str, key_env: str | None, losers: str, log: Path
+) -> AsyncIterator[str]:
     """A proxy with a model for each number of requests; its address."""
     names = "abc"
     models = {
         f"hello-{factor}": {
             "wire": "anthropic",
-            "policy": f"race({factor}, losers='drain')",
+            "policy": f"race({factor}, losers={losers!r})",
             "upstreams": [
                 {"name": name, "base_url": url, "model": model, "key_env": key_env}
                 for name in names[:factor]
@@ -145,6 +147,8 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=300, help="requests of each kind")
     parser.add_argument("--out", type=Path, default=Path("out/hello"))
+    parser.add_argument("--losers", choices=["drain", "cancel"], default="drain")
+    parser.add_argument("--answer", default=ASKED, help="what the simulator answers")
     parser.add_argument("--also", metavar="NAME=COMMAND", action="append", default=[])
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -153,14 +157,15 @@ async def main() -> None:
     key = os.environ.get("ANTHROPIC_API_KEY")
     with SimulatorProcess(seed=1) as sim:
         url = "https://api.anthropic.com" if key else sim.anthropic_url
-        model = MODEL if key else f"{MODEL}?answer={ASKED.replace(' ', '%20')}"
+        model = MODEL if key else f"{MODEL}?answer={args.answer.replace(' ', '%20')}"
         found = {"direct": await ask_often(url, key or "any", model, args.count)}
         sent = {"direct": tokens(sim)}
         for name, _, command in (each.partition("=") for each in args.also):
             with other_proxy(command, url) as (address, _):
                 found[name] = await ask_often(address, key or "any", model, args.count)
                 sent[name] = await asyncio.to_thread(tokens, sim)
-        async with proxy(url, model, "ANTHROPIC_API_KEY" if key else None, log) as through:
+        key_env = "ANTHROPIC_API_KEY" if key else None
+        async with proxy(url, model, key_env, args.losers, log) as through:
             for factor in FACTORS:
                 name = "1 request" if factor == 1 else str(factor)
                 found[name] = await ask_often(through, "any", f"hello-{factor}", args.count)
