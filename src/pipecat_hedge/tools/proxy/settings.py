@@ -168,8 +168,8 @@ class CacheSettings(_Settings):
     """Where whole answers are kept.
 
     Parameters:
-        memory_mb: The size limit in memory.
-        path: A file that keeps them between runs; None keeps them in memory only.
+        memory_mb: The size limit in memory, if neither a file nor a Redis is named.
+        path: A file that keeps them between runs, instead of memory.
         disk_mb: The file's size limit.
         redis_url: A Redis that several proxies share, instead of the file.
     """
