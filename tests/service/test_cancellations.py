@@ -101,7 +101,7 @@ async def test_turn_ends_at_once_and_the_next_works(
         await line.send(end())
         assert await over(line, *members) <= CLOSE_SECS * 1.01
         report = line.reports[0]
-        assert report.outcome == "interrupted"
+        assert report.outcome == ("withdrawn" if is_speculation else "interrupted")
         assert {attempt.outcome for attempt in report.attempts} <= {"interrupted", "superseded"}
         if end is CancelFrame:
             return
@@ -109,6 +109,7 @@ async def test_turn_ends_at_once_and_the_next_works(
         assert bool(line.framing) is not is_speculation
         before = line.text
         await line.ask()
+        await asyncio.sleep(CLOSING_SECS)  # one may hang in its first turn, which may be this
     assert (line.text, line.errors) == (before + "Hello again.", [])
 
 

@@ -39,7 +39,7 @@ from pipecat.turns.user_turn_strategies import (
 )
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy
-from pipecat_hedge.testing import Call, Say, ScriptedLLMService, Step, Wait
+from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
 from tests.support.line import Line
 
 pytestmark = pytest.mark.virtual_time
@@ -166,7 +166,12 @@ SPECULATIONS: dict[str, tuple[list[list[Step]], list[Event]]] = {
 }
 
 
-@pytest.mark.parametrize("hedged", [hedged_first, hedged_second])
+def hedged_rescue(*scripts: Sequence[Step]) -> LLMService[Any]:
+    """The answer comes from the second, because the first fails: no hedge is sent so early."""
+    return HedgedLLMService([ScriptedLLMService([Error()]), ScriptedLLMService(*scripts)])
+
+
+@pytest.mark.parametrize("hedged", [hedged_first, hedged_rescue])
 @pytest.mark.parametrize("case", SPECULATIONS)
 async def test_speculation(case: str, hedged: Make) -> None:
     """A provisional answer is held, released and discarded as with a bare service."""

@@ -48,7 +48,7 @@ def classify_llm(
     took = report.ttft_secs if objective == "ttft" else report.ttfs_secs
     if objective == "ttfs" and took is None and report.outcome == "answered_with_tools":
         return None
-    is_cut = report.outcome == "interrupted" or has_left(report)
+    is_cut = report.outcome in ("interrupted", "withdrawn") or has_left(report)
     return classify_wait(
         within_secs, took, report.duration_secs, is_cut=is_cut, is_degraded=is_degraded(report)
     )

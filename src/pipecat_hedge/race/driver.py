@@ -33,6 +33,7 @@ from pipecat_hedge.race.events import (
     StreamBroken,
     TimerFired,
     ToolsCalled,
+    TurnConfirmed,
     TurnStarted,
     UsableToken,
 )
@@ -41,7 +42,7 @@ from pipecat_hedge.race.task_scope import TaskScope
 
 __all__ = ["AttemptSink", "RaceDriver", "RunAttempt"]
 
-_MAY_LAUNCH = (TurnStarted, TimerFired, AttemptFailed, AttemptFinished)
+_MAY_LAUNCH = (TurnStarted, TurnConfirmed, TimerFired, AttemptFailed, AttemptFinished)
 """Events after which the race may launch an attempt. The hedge eligibility is updated before
 them."""
 
@@ -49,6 +50,8 @@ _LATE_SECS = 0.02
 """A timer that fires this late means that the loop was blocked; an idle loop is 0.002 s late."""
 _MAX_RECHECK_SECS = 0.5
 """The longest time for which a late loop then waits until it has read what has arrived."""
+
+NO_ATTEMPT = -1
 
 T = TypeVar("T")
 
@@ -113,19 +116,23 @@ class _Inbox(Generic[T]):
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._posts: deque[tuple[float, int, T | None, AttemptEvent | None]] = deque()
+        self._posts: deque[tuple[float, int, T | None, AttemptEvent | TurnConfirmed | None]] = (
+            deque()
+        )
         self._waiter: asyncio.Future[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._armed_for: float | None = None
         self._recheck = (-math.inf, -math.inf)  # the time in question, and when to check it again
 
-    def put(self, attempt: int, piece: T | None, event: AttemptEvent | None) -> None:
+    def put(
+        self, attempt: int, piece: T | None, event: AttemptEvent | TurnConfirmed | None
+    ) -> None:
         self._posts.append((self._loop.time(), attempt, piece, event))
         self._wake()
 
     async def get(
         self, until: float | None
-    ) -> tuple[float, int, T | None, AttemptEvent | None] | None:
+    ) -> tuple[float, int, T | None, AttemptEvent | TurnConfirmed | None] | None:
         """Return the oldest post.
 
         Returns None if there is none by the time ``until``; None waits for ever.
@@ -306,6 +313,10 @@ class RaceDriver(Generic[T]):
                     await self._deliver(piece, at)
             elif isinstance(command, Fail):
                 self.failure_command = command
+
+    def confirm(self) -> None:
+        """Report that the caller's turn has ended, which was only expected so far."""
+        self._inbox.put(NO_ATTEMPT, None, TurnConfirmed())
 
     def stop(self, attempt: int) -> None:
         """Close a superseded attempt that still runs."""

@@ -20,7 +20,9 @@ CancelCause: TypeAlias = Literal["superseded", "interrupted", "deadline", "stall
 """Why an attempt was cancelled. No cause counts against its provider."""
 
 AttemptOutcome: TypeAlias = Literal["won", "superseded", "failed", "interrupted"]
-TurnOutcome: TypeAlias = Literal["answered", "answered_with_tools", "interrupted", "failed"]
+TurnOutcome: TypeAlias = Literal[
+    "answered", "answered_with_tools", "interrupted", "failed", "withdrawn"
+]
 
 # ---- events
 
@@ -28,6 +30,11 @@ TurnOutcome: TypeAlias = Literal["answered", "answered_with_tools", "interrupted
 @dataclass(frozen=True, slots=True)
 class TurnStarted:
     """The context frame arrived."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnConfirmed:
+    """The caller's turn has ended, which was only expected when the race started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +126,8 @@ AttemptEvent: TypeAlias = (
     | AttemptFinished
     | AttemptFailed
 )
-Event: TypeAlias = TurnStarted | AttemptEvent | Interrupted | TimerFired | HedgeEligibilityChanged
+TurnEvent: TypeAlias = TurnStarted | TurnConfirmed | Interrupted | TimerFired
+Event: TypeAlias = TurnEvent | AttemptEvent | HedgeEligibilityChanged
 
 # ---- commands
 
@@ -239,7 +247,7 @@ class Waiting:
     """A turn without an answer yet that may launch another attempt.
 
     Parameters:
-        started_at: When the turn started.
+        started_at: When the turn started; of a speculative turn, when it was confirmed.
         in_flight: The live attempts in the order of launch; never empty.
         next_provider: The provider of the next attempt.
         now: The time, in the race's clock.

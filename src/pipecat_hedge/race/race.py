@@ -44,6 +44,7 @@ from pipecat_hedge.race.events import (
     StreamBroken,
     TimerFired,
     ToolsCalled,
+    TurnConfirmed,
     TurnStarted,
     UsableToken,
     Waiting,
@@ -108,6 +109,7 @@ class Race:
         deadline_secs: float | None = None,
         probe: str | None = None,
         jitter: float = 0.0,
+        is_speculative: bool = False,
         make_attempt: MakeAttempt = Attempt,
     ):
         """Create a race that has not started.
@@ -122,6 +124,8 @@ class Race:
             probe: The provider with a half-open breaker. It gets a request only beside another
                 provider.
             jitter: A random number from 0 to 1, which shortens the pauses before retries.
+            is_speculative: Whether the caller's turn may still go on. Until ``TurnConfirmed`` only
+                failed attempts get another one beside or after them, and no time counts.
             make_attempt: Creates an attempt's record, for a driver with state of its own.
         """
         self._slots = SlotQueue(candidates, max_attempts, probe)
@@ -129,6 +133,7 @@ class Race:
         self._commit_on = commit_on
         self._deadline_secs = deadline_secs
         self._backoff = 1 - RETRY_JITTER * jitter
+        self._is_speculative = is_speculative
         self._make_attempt = make_attempt
         self._retry_at: float | None = None
         self._round = 0  # retry rounds so far
@@ -140,7 +145,7 @@ class Race:
         self._launch_reason: str | None = None
         self._next_at: float | None = None
         self._wake_at: float | None = None
-        self._started_at = 0.0
+        self._started_at = self._counts_from = 0.0
         self._commands: list[Command] = []
 
     @property
@@ -183,7 +188,7 @@ class Race:
     @property
     def deadline_at(self) -> float | None:
         """When the turn fails without a winner, in the race's clock; None is never."""
-        return _after(self._started_at, self._deadline_secs)
+        return None if self._is_speculative else _after(self._counts_from, self._deadline_secs)
 
     @property
     def wake_at(self) -> float | None:
@@ -210,7 +215,7 @@ class Race:
         if isinstance(event, HedgeEligibilityChanged):
             self._slots.refuse(event.reasons, event.reluctance)
             return ()
-        if isinstance(event, (TurnStarted, TimerFired, Interrupted)):
+        if isinstance(event, (TurnStarted, TurnConfirmed, TimerFired, Interrupted)):
             self._react(self._TURN_TABLE, event)(self, now)
         else:
             if not 0 <= event.attempt < len(self._attempts):
@@ -243,10 +248,14 @@ class Race:
     # ---- events of the turn
 
     def _start(self, now: float) -> None:
-        self._started_at = now
+        self._started_at = self._counts_from = now
         self._phase = Phase.WAITING
         if self._slots:
             self._launch("primary", now)
+        self._reconsider(now)
+
+    def _confirm(self, now: float) -> None:
+        self._is_speculative, self._counts_from = False, now
         self._reconsider(now)
 
     def _wake(self, now: float) -> None:
@@ -432,6 +441,9 @@ class Race:
         self._start_new_round(now)
         self._readmit(now)
         self._wake_by(self._slots.room_at)
+        if self._is_speculative and self._phase is Phase.WAITING:
+            self._launch_reason = "the caller's turn may go on"
+            return
         while self._slots:
             live = self._live()  # never empty: a failed attempt has been replaced by now
             hedge_at = stalls_at = None
@@ -451,7 +463,7 @@ class Race:
                 silent_secs = last.stall_secs
                 if silent_secs is not None and self._phase is Phase.WAITING:
                     silent_secs = max(silent_secs, last.slot.slowest_secs)
-                stalls_at = _after(last.last_progress_at, silent_secs)
+                stalls_at = _after(max(last.last_progress_at, self._counts_from), silent_secs)
             if hedge_at is not None and hedge_at <= now:
                 self._launch(why, now, self._launch_reason)
             elif stalls_at is not None and stalls_at <= now:
@@ -563,10 +575,17 @@ class Race:
         return [attempt for attempt in self._attempts if attempt.outcome is None]
 
     def _waiting(self, live: Sequence[Attempt], now: float) -> Waiting:
+        since = self._counts_from
         in_flight = tuple(
-            InFlight(a.provider, a.launched_at, a.last_token_at, a.first_token_at) for a in live
+            InFlight(
+                a.provider,
+                max(a.launched_at, since),
+                None if a.last_token_at is None else max(a.last_token_at, since),
+                None if a.first_token_at is None else max(a.first_token_at, since),
+            )
+            for a in live
         )
-        return Waiting(self._started_at, in_flight, self._slots.next("hedge").provider, now)
+        return Waiting(since, in_flight, self._slots.next("hedge").provider, now)
 
     # ---- transition tables. A missing row is an illegal event.
     # fmt: off
@@ -574,6 +593,10 @@ class Race:
     _TURN_TABLE: Final = {
         (Phase.READY,      TurnStarted):     _start,
         (Phase.READY,      Interrupted):     _interrupt,
+        (Phase.WAITING,    TurnConfirmed):   _confirm,
+        (Phase.COMMITTED,  TurnConfirmed):   _confirm,
+        (Phase.RESCUING,   TurnConfirmed):   _confirm,
+        (Phase.OVER,       TurnConfirmed):   _ignore,
         (Phase.WAITING,    TimerFired):      _wake,
         (Phase.WAITING,    Interrupted):     _interrupt,
         (Phase.COMMITTED,  TimerFired):      _wake,

@@ -163,7 +163,8 @@ class TurnReport:
     Parameters:
         turn: The turn's number within this service, from 1.
         winner: The provider whose answer was released, the last one after a continuation; or None.
-        outcome: ``answered``, ``answered_with_tools``, ``interrupted`` or ``failed``.
+        outcome: ``answered``, ``answered_with_tools``, ``interrupted``, ``failed``, or
+            ``withdrawn`` if the turn was speculative and the caller spoke on.
         ttft_secs: To the first usable token of the released answer; None if none was released.
         ttfs_secs: To the first speakable sentence of the released answer; None if there was none.
         duration_secs: To the end of the answer.
@@ -185,6 +186,8 @@ class TurnReport:
             counts a filler.
         committed_secs: To the first winner's commit, when its answer begins to be released; None
             without a winner.
+        confirmed_secs: To the end of the caller's turn, if the race began before it, on an eager
+            end of turn; None otherwise. The caller waits from then on.
         queued_secs: How long the first request waited for room; part of every other time here.
         degraded_reason: With ``admission="shed"``, why no request was sent, so that the caller got
             the policy's ``fallback_text`` at once: every breaker is open, or no provider had room
@@ -208,6 +211,7 @@ class TurnReport:
     prior_weight: float | None = None
     filler: FillerReport | None = None
     committed_secs: float | None = None
+    confirmed_secs: float | None = None
     queued_secs: float = 0.0
     degraded_reason: str | None = None
     tier: Tier = "standard"

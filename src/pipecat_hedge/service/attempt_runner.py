@@ -121,6 +121,7 @@ class AttemptRunner(Generic[T, A]):
 
     Attributes:
         race: The race; None until the turn is admitted.
+        is_speculative: Whether the caller's turn may still go on; set it before ``admit``.
         attempts: Every attempt, in the order of launch.
         failure: Why nothing was released, after the race; None if something was.
     """
@@ -154,6 +155,7 @@ class AttemptRunner(Generic[T, A]):
         self._idle = {name: list(instances) for name, instances in self._instances.items()}
         self._driver: RaceDriver[T] | None = None
         self.race: Race | None = None
+        self.is_speculative = False
         self.attempts: list[ProviderAttempt] = []
         self.failure: AllProvidersFailed | None = None
 
@@ -198,6 +200,7 @@ class AttemptRunner(Generic[T, A]):
             deadline_secs=deadline_secs,
             probe=probe,
             jitter=random.random(),
+            is_speculative=self.is_speculative,
             make_attempt=self._new_attempt,
         )
 
@@ -240,10 +243,24 @@ class AttemptRunner(Generic[T, A]):
             await driver.run(self._loop.time())
         finally:
             self._planner.plan.close()
-            measured = [attempt for attempt in self.attempts if not attempt.was_queued]
-            self._planner.learn(measured, {a.number for a in self.attempts if a.is_probing})
+            self._learn()
         if driver.failure_command is not None:
             self.failure = AllProvidersFailed(driver.failure_command.errors)
+
+    def confirm(self) -> None:
+        """Report that the caller's turn has ended: from now on hedges may be sent."""
+        self.is_speculative = False
+        if self._driver is not None:
+            self._driver.confirm()
+
+    def _learn(self) -> None:
+        """Learn from the attempts; those of a withdrawn turn were not waited for."""
+        if self.is_speculative and self.race is not None and self.race.winner is None:
+            for attempt in self.attempts:
+                self._planner.forget(attempt)
+            return
+        measured = [attempt for attempt in self.attempts if not attempt.was_queued]
+        self._planner.learn(measured, {a.number for a in self.attempts if a.is_probing})
 
     @property
     def winner(self) -> ProviderAttempt | None:

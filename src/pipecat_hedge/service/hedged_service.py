@@ -15,6 +15,7 @@ from loguru import logger
 from pipecat.adapters.llm.schemas.direct_function import DirectFunction, DirectFunctionWrapper
 from pipecat.frames.frames import (
     CancelFrame,
+    EagerEndOfTurnCancelFrame,
     EndFrame,
     Frame,
     InterruptionFrame,
@@ -26,6 +27,7 @@ from pipecat.frames.frames import (
     LLMUpdateSettingsFrame,
     MetricsFrame,
     StartFrame,
+    UserStoppedSpeakingFrame,
 )
 from pipecat.metrics.metrics import MetricsData
 from pipecat.processors.aggregators.llm_context import LLMContext
@@ -208,6 +210,7 @@ class HedgedLLMService(LLMService):
         self._late_reports = TaskScope()
         self._retractor = RetractText()
         self._turn: Turn | None = None
+        self._speculation: Turn | None = None
         self._filler: Callable[[], FillerReport | None] = lambda: None
         self._on_attempt_sent: Callable[[], None] = lambda: None
         self._register_event_handler("on_turn_report")
@@ -359,9 +362,14 @@ class HedgedLLMService(LLMService):
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         """Run a turn for a context frame; forward other frames."""
+        is_void = isinstance(frame, (InterruptionFrame, EagerEndOfTurnCancelFrame))
+        if is_void and self._speculation is not None:
+            self._speculation.settle(is_confirmed=False)
         await super().process_frame(frame, direction)
         if isinstance(frame, InterruptionFrame):
             await self._drains.close()
+        elif isinstance(frame, UserStoppedSpeakingFrame) and self._speculation is not None:
+            self._speculation.settle(is_confirmed=True)
         if isinstance(frame, LLMContextFrame):
             await self._run_turn(frame.context)
         elif isinstance(frame, LLMUpdateSettingsFrame) and frame.service is not None:
@@ -383,6 +391,7 @@ class HedgedLLMService(LLMService):
             await self._drains.close()  # an instance carries one request at a time
         self._turns += 1
         self._begin_answer()
+        self._end_speculation()
         output = find_output(self)
         if output.collector is not None:
             self._retractor.attach(output.collector)
@@ -400,12 +409,20 @@ class HedgedLLMService(LLMService):
             )
             trace = self._tracer.begin(self._turns, self._policy.name, self.tier)
             turn = Turn(
-                self._turns, context, planner, admission, self, output, trace, self.may_wait
+                self._turns,
+                context,
+                planner,
+                admission,
+                self,
+                output,
+                trace,
+                self.may_wait,
+                is_speculative=self._speculation_gate.is_speculating,
             )
         except BaseException:
             admission.close()  # release a probe claim
             raise
-        self._turn = turn
+        self._turn = self._speculation = turn
         ended = False
 
         async def end() -> None:
@@ -436,7 +453,7 @@ class HedgedLLMService(LLMService):
                     await self._learn(turn.errors)
             finally:
                 filler = self._filler()
-                if turn.has_probe:
+                if not turn.is_complete:
                     name = f"{self.name} reports a turn"
                     self._late_reports.start(self._report_when_complete(turn, filler), name=name)
                 else:
@@ -478,14 +495,21 @@ class HedgedLLMService(LLMService):
         category = ErrorCategory(only) if only in known else ErrorCategory.UNKNOWN
         await self.push_error(str(failure), exception=failure, category=category)
 
+    def _end_speculation(self) -> None:
+        """Settle a turn of which nobody has said whether it ended."""
+        if self._speculation is not None:
+            self._speculation.settle(is_confirmed=False)
+            self._speculation = None
+
     async def _end_probes(self) -> None:
+        self._end_speculation()
         if self._policy.losers == "cancel":
             await self._drains.close()
             await self._late_reports.join()
 
     async def _report_when_complete(self, turn: Turn, filler: FillerReport | None) -> None:
         try:
-            await turn.wait_for_probe()
+            await turn.wait_until_complete()
         finally:
             await self._report_turn(turn, filler)
 

@@ -94,6 +94,7 @@ class Turn:
         output: Output,
         trace: RaceTrace,
         may_wait: bool = False,
+        is_speculative: bool = False,
     ):
         """Prepare a turn.
 
@@ -106,6 +107,7 @@ class Turn:
             output: What speaks the answer.
             trace: Traces the race.
             may_wait: Whether an "incomplete turn" marker counts as an answer.
+            is_speculative: Whether the caller's turn may still go on, until ``settle``.
         """
         self._loop = asyncio.get_running_loop()
         self._started_at = self._ended_at = self._loop.time()
@@ -122,6 +124,12 @@ class Turn:
         answers_tool = isinstance(last, dict) and last.get("role") == "tool"
         work = "tool_follow_up" if answers_tool else "primary"
         self._runner = AttemptRunner[Piece, ServiceAdapter](planner, admission, work, self._send)
+        self._runner.is_speculative = is_speculative
+        self._settled = asyncio.Event()
+        self._confirmed_at: float | None = None
+        self._was_withdrawn = False
+        if not is_speculative:
+            self._settled.set()
         self._buffer = OutputBuffer(
             by_sentence=planner.commit_on == "first_sentence",
             with_lookahead=output.needs_lookahead,
@@ -196,14 +204,35 @@ class Turn:
         """Every failed provider with its error, whatever the turn's outcome."""
         return self._runner.errors
 
-    @property
-    def has_probe(self) -> bool:
-        """Whether a losing attempt still runs as a latency probe."""
-        return self._policy.losers == "cancel" and bool(self._runner.probes)
+    def settle(self, *, is_confirmed: bool) -> None:
+        """Report whether the caller's turn has ended, which was only expected when this began.
 
-    async def wait_for_probe(self) -> None:
-        """Wait until the latency probes are closed."""
-        await self._runner.wait_for_probes()
+        Args:
+            is_confirmed: Whether it has; otherwise the answer is void.
+        """
+        if self._settled.is_set():
+            return
+        self._settled.set()
+        if is_confirmed:
+            self._confirmed_at = self._loop.time()
+            self._runner.confirm()
+        else:
+            self._was_withdrawn = True
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the report is complete: no probe runs, and no answer waits for its turn's end."""
+        return self._settled.is_set() and not self._has_probe
+
+    async def wait_until_complete(self) -> None:
+        """Wait until the latency probes are closed and the turn is settled."""
+        if self._has_probe:
+            await self._runner.wait_for_probes()
+        await self._settled.wait()
+
+    @property
+    def _has_probe(self) -> bool:
+        return self._policy.losers == "cancel" and bool(self._runner.probes)
 
     # ---- the attempts
 
@@ -302,11 +331,14 @@ class Turn:
             started_at=self._started_at,
             committed_at=self._committed_at,
             ended_at=self._ended_at,
+            confirmed_at=self._confirmed_at,
             degraded_reason=self._degraded_reason(),
             filler=filler,
         )
 
     def _outcome(self, winner: ProviderAttempt | None) -> TurnOutcome:
+        if self._was_withdrawn:
+            return "withdrawn"
         if winner is not None and winner.outcome == "won":
             return "answered_with_tools" if self._ran_tools else "answered"
         if self._was_interrupted or any(

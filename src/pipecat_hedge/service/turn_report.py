@@ -28,6 +28,7 @@ def report_turn(
     started_at: float,
     committed_at: float | None,
     ended_at: float,
+    confirmed_at: float | None = None,
     degraded_reason: str | None = None,
     filler: FillerReport | None = None,
 ) -> TurnReport:
@@ -43,6 +44,7 @@ def report_turn(
         started_at: When it started.
         committed_at: When an answer was first released; None if none was.
         ended_at: When its answer was complete.
+        confirmed_at: When a speculative turn was confirmed; None if it was not one, or was not.
         degraded_reason: Why the caller got less than an answer; None if they did not.
         filler: What was said in the meantime.
     """
@@ -64,6 +66,7 @@ def report_turn(
         routing_reason=plan.route_reason,
         prior_weight=plan.prior_weight,
         committed_secs=since_start(committed_at),
+        confirmed_secs=since_start(confirmed_at),
         queued_secs=admission.queued_secs,
         degraded_reason=degraded_reason,
         tier=admission.tier,

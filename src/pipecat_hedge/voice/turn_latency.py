@@ -227,7 +227,7 @@ class TurnLatencyObserver(BaseObserver):
         timeline = self._interrupted or self._timeline
         if timeline.is_racing:
             timeline.take_report(report)
-        elif report.outcome != "interrupted":
+        elif report.outcome not in ("interrupted", "withdrawn"):
             self._early = report
         await self._publish_interrupted()
 
