@@ -638,6 +638,8 @@ class HedgedLLMService(LLMService):
         """Run the winner's tools; see ``ResponseSink``."""
         await self.stop_ttfb_metrics(end_time=wall_time)
         await self.stop_ttfat_metrics(end_time=wall_time)
+        if self._speculation is not None and self._speculation_gate.is_speculating:
+            self._speculation.settle(is_confirmed=False)  # Pipecat withdraws it: no tool runs early
         await self.run_function_calls(calls.calls)
 
     def attempt_sent(self) -> None:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipecat_hedge.voice.audio_file import read_audio
+    from pipecat_hedge.voice.eager_stop import EagerStopStrategy
     from pipecat_hedge.voice.filler import FillerProcessor
     from pipecat_hedge.voice.turn_latency import TurnLatencyObserver
     from pipecat_hedge.voice.turn_timeline import TurnLatency
 
 __all__ = [
+    "EagerStopStrategy",
     "FillerProcessor",
     "TurnLatency",
     "TurnLatencyObserver",
@@ -21,6 +23,7 @@ __all__ = [
 
 _MODULES = {
     "audio_file": ("read_audio",),
+    "eager_stop": ("EagerStopStrategy",),
     "filler": ("FillerProcessor",),
     "turn_latency": ("TurnLatencyObserver",),
     "turn_timeline": ("TurnLatency",),
