@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipecat_hedge.policy import HedgePolicy, Slo
+    from pipecat_hedge.policy import ComplexityRouter, HedgePolicy, Slo
     from pipecat_hedge.race import (
         AllProvidersFailed,
         AttemptReport,
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AllProvidersFailed",
     "AttemptReport",
+    "ComplexityRouter",
     "FillerProcessor",
     "HedgeError",
     "HedgeMetricsData",
@@ -37,7 +38,7 @@ __all__ = [
 
 # Resolved on first use: the simulator and other tools start without loading Pipecat.
 _PACKAGES = {
-    "policy": ("HedgePolicy", "Slo"),
+    "policy": ("ComplexityRouter", "HedgePolicy", "Slo"),
     "race": ("AllProvidersFailed", "AttemptReport", "HedgeError", "TurnReport"),
     "service": ("HedgeMetricsData", "HedgedLLMService", "Provider", "ProviderStats"),
     "vllm": ("VLLMService",),

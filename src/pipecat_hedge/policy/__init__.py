@@ -21,12 +21,20 @@ from pipecat_hedge.policy.slo import Slo
 from pipecat_hedge.policy.slo_outcome import classify_llm, classify_wait, has_left, is_degraded
 from pipecat_hedge.policy.stats_store import FileStore, StatsStore
 from pipecat_hedge.policy.survival import SurvivalCurve
+from pipecat_hedge.policy.turn_route import (
+    ComplexityRouter,
+    RouteChoice,
+    RoutedTurn,
+    TurnRoute,
+    chosen,
+)
 
 __all__ = [
     "PROFILES",
     "Adaptive",
     "AfterSilence",
     "Backend",
+    "ComplexityRouter",
     "FileStore",
     "HedgePolicy",
     "LatencyEstimate",
@@ -35,12 +43,16 @@ __all__ = [
     "OnlyOnFailure",
     "Order",
     "PolicyOptions",
+    "RouteChoice",
+    "RoutedTurn",
     "Rule",
     "Slo",
     "StatsStore",
     "SurvivalCurve",
     "TurnFacts",
+    "TurnRoute",
     "TurnRule",
+    "chosen",
     "classify_llm",
     "classify_wait",
     "has_left",

@@ -22,6 +22,7 @@ from typing import (
 
 from pipecat_hedge.policy.arguments import require
 from pipecat_hedge.policy.slo import Slo, refuse_milliseconds
+from pipecat_hedge.policy.turn_route import TurnRoute
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.events import LaunchDecision, LaunchRule, Waiting
 
@@ -51,6 +52,7 @@ class _Common(TypedDict, total=False):
     stall_secs: float | None
     fallback_text: str | None
     probes: bool
+    route: TurnRoute | None
 
 
 class PolicyOptions(_Common, total=False):
@@ -205,6 +207,8 @@ class HedgePolicy:
         probes: Whether at most one request in 70 of the process may run on to its first token after
             it has lost. This shows whether a provider that always loses is slow or silent, and
             whether it has recovered. The turn is reported when its probe has ended.
+        route: Which providers come first in a turn, by what it asks for: a ``ComplexityRouter`` or
+            a function. None keeps the given order.
 
     Raises:
         ConfigurationError: If a field is out of range; the message names it and the remedy.
@@ -219,6 +223,7 @@ class HedgePolicy:
     deadline_secs: float | None = None
     fallback_text: str | None = None
     probes: bool = True
+    route: TurnRoute | None = None
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -239,6 +244,11 @@ class HedgePolicy:
         for field in ("stall_secs", "deadline_secs"):
             if getattr(self, field) is not None:
                 _seconds(field, getattr(self, field))
+        if self.route is not None and not callable(self.route):
+            raise ConfigurationError(
+                f"route must be a function of a turn, got {self.route!r}: write "
+                'ComplexityRouter(simple="small", complex="large")'
+            )
         if self.fallback_text is not None and not str(self.fallback_text).strip():
             raise ConfigurationError(
                 "fallback_text is empty: give the sentence to say, or None to say nothing"

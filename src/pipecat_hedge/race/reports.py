@@ -177,8 +177,10 @@ class TurnReport:
         prompt_tokens: An estimate of the prompt's size, which selects the latency statistics.
         hedge_reason: The policy's last reason for or against another attempt; None if it was not
             consulted.
-        routing_reason: Why another provider came before the first one, if the first had become
-            slow; None otherwise.
+        routing_reason: Why the order was not the given one: the policy's ``route``, or the first
+            provider had become slow; None otherwise.
+        route_score: What the policy's ``route`` depended on, such as the turn's complexity from 0
+            to 1; None without one.
         prior_weight: The share of the first provider's latency estimate that comes from the
             published prior: 1 for the first turn, nearly 0 after some hundred; None under policies
             that do not learn.
@@ -208,6 +210,7 @@ class TurnReport:
     prompt_tokens: int | None = None
     hedge_reason: str | None = None
     routing_reason: str | None = None
+    route_score: float | None = None
     prior_weight: float | None = None
     filler: FillerReport | None = None
     committed_secs: float | None = None

@@ -103,6 +103,10 @@ class WarmConnection:
 
     Each request is sent within ``in_use``. From ``keep`` to ``stop`` the connection is kept open.
     A service whose client cannot be traced is ignored.
+
+    Attributes:
+        connect_secs: The shortest time that opening a connection has taken; None if none has been
+            opened yet.
     """
 
     def __init__(self, service: LLMService[Any]):
@@ -116,6 +120,7 @@ class WarmConnection:
         self._is_traced = client is not None
         self._pool = _Pool() if client is None else _pools.setdefault(client, _Pool())
         self._expiry_secs = keepalive_expiry(client)
+        self.connect_secs: float | None = None
         self._host: str | None = None
         self._uses = 0
         self._is_opening = False
@@ -203,6 +208,9 @@ class WarmConnection:
     def _learn(self, stages: Stages, idle_since: float | None) -> None:
         if stages.host is None or stages.requested_at is None:
             return
+        if stages.tcp_secs is not None:
+            before = self.connect_secs
+            self.connect_secs = min(stages.tcp_secs, stages.tcp_secs if before is None else before)
         if stages.keep_alive_secs is not None:
             _limits.record_timeout(stages.host, stages.keep_alive_secs, stages.requested_at)
         if stages.new_connection and idle_since is not None:

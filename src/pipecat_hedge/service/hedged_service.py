@@ -67,6 +67,7 @@ from pipecat_hedge.service.retract import RetractText, RetractTextFrame
 from pipecat_hedge.service.service_adapter import ServiceAdapter, ToolCalls
 from pipecat_hedge.service.tokens import estimate_tokens
 from pipecat_hedge.service.turn import Turn
+from pipecat_hedge.service.turn_order import TurnOrder
 from pipecat_hedge.service.turn_planner import TurnPlanner, breaker_report, state_of
 
 __all__ = ["HedgedLLMService"]
@@ -125,6 +126,7 @@ class HedgedLLMService(LLMService):
         max_in_flight: int | None = None,
         slo: Slo | None = None,
         own_spans: bool = False,
+        residency: str | None = None,
         **kwargs: Any,
     ):
         """Host the services to race.
@@ -161,6 +163,8 @@ class HedgedLLMService(LLMService):
                 the policy's, if it has one.
             own_spans: Whether to create OpenTelemetry spans of the races if Pipecat's own tracing
                 is off. If that is on, the races are part of its traces in any case.
+            residency: The jurisdiction that no request may leave, such as ``eu``: the ``residency``
+                that every provider must have.
             **kwargs: Further arguments of ``LLMService``.
 
         Raises:
@@ -175,6 +179,7 @@ class HedgedLLMService(LLMService):
             raise ConfigurationError(
                 f"policy must be a HedgePolicy, got {policy!r}: write HedgePolicy.adaptive()"
             )
+        _refuse_other_residencies(providers, residency)
         _refuse_policy_arguments(kwargs)
         refuse_unknown(kwargs, owner=HedgedLLMService, base=LLMService)
         if tier not in TIERS:
@@ -206,6 +211,8 @@ class HedgedLLMService(LLMService):
         composition.track_slo(self.events, self._slo, tier, self._stats)
         composition.write_logs(self.events, self._policy, turn_log, drained_log)
         self._turns = 0
+        regions = {provider.name: provider.region for provider in providers}
+        self._order = TurnOrder(self._members.entries, regions, self._policy.route)
         self._drains = TaskScope()
         self._late_reports = TaskScope()
         self._retractor = RetractText()
@@ -395,7 +402,8 @@ class HedgedLLMService(LLMService):
         output = find_output(self)
         if output.collector is not None:
             self._retractor.attach(output.collector)
-        candidates = self._candidates(now := asyncio.get_running_loop().time())
+        choice = self._order.route(context)
+        candidates = self._candidates(now := asyncio.get_running_loop().time(), choice.first)
         admission = self._admission(candidates, MAX_WAIT_SECS)
         try:
             planner = TurnPlanner(
@@ -406,6 +414,7 @@ class HedgedLLMService(LLMService):
                 prompt_tokens=estimate_tokens(context),
                 has_tools=bool(context.tools),
                 now=now,
+                choice=choice,
             )
             trace = self._tracer.begin(self._turns, self._policy.name, self.tier)
             turn = Turn(
@@ -483,9 +492,10 @@ class HedgedLLMService(LLMService):
             has_first_token=has_first_token,
         )
 
-    def _candidates(self, now: float) -> Candidates[ServiceAdapter]:
+    def _candidates(self, now: float, first: Sequence[str] = ()) -> Candidates[ServiceAdapter]:
         self._members.offer(self.get_llm_adapter().builtin_tools)
-        return self._members.candidates(now, sheds=self._admission_settings.mode == "shed")
+        sheds = self._admission_settings.mode == "shed"
+        return self._members.candidates(now, self._order.of(first), sheds=sheds)
 
     async def _report_failure(self, failure: AllProvidersFailed) -> None:
         await self.cancel_ttfb_metrics()
@@ -754,6 +764,18 @@ class HedgedLLMService(LLMService):
             super()._sync_registered_tool_handlers(tools)
         finally:
             self._advertising = False
+
+
+def _refuse_other_residencies(providers: Iterable[Provider], residency: str | None) -> None:
+    if residency is None:
+        return
+    for provider in providers:
+        if provider.residency != residency:
+            raise ConfigurationError(
+                f"residency is {residency!r}, but provider {provider.name!r} has "
+                f"{provider.residency!r}: leave it out, or write Provider({provider.name!r}, ..., "
+                f"residency={residency!r}) if its data stays there"
+            )
 
 
 def _refuse_policy_arguments(arguments: Iterable[str]) -> None:

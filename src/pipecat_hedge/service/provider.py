@@ -30,6 +30,8 @@ class Provider:
         stall_secs: Its own stall time, or ``"policy"`` for the policy's.
         timeout_secs: The silence after which its attempts fail; None leaves that to its client.
         breaker: When its circuit breaker opens; None leaves that as it is, at first the defaults.
+        region: Where it is served, or None.
+        residency: The jurisdiction that its data stays in, or None.
     """
 
     def __init__(
@@ -41,6 +43,8 @@ class Provider:
         stall_secs: float | Literal["policy"] | None = "policy",
         timeout_secs: float | None = None,
         breaker: CircuitBreakerSettings | None = None,
+        region: str | None = None,
+        residency: str | None = None,
     ):
         """Name a provider.
 
@@ -56,6 +60,11 @@ class Provider:
                 request after ``stall_secs``.
             breaker: When its circuit breaker opens, and for how long. The breaker is shared by all
                 services of the process with a provider of this name; the latest settings count.
+            region: Where it is served, such as ``eu-west``. Hedges prefer another region than the
+                first provider's, whose queues are independent; among providers of one model the
+                nearest comes first.
+            residency: The jurisdiction that its data stays in, such as ``eu``; see the
+                ``residency`` of ``HedgedLLMService``.
 
         Raises:
             ConfigurationError: If an argument is invalid; the message names it and the remedy.
@@ -83,6 +92,10 @@ class Provider:
         remedy = "write CircuitBreakerSettings(failures=3)"
         require(f"breaker of provider {name!r}", breaker, CircuitBreakerSettings, remedy)
         self.breaker = breaker
+        remedy = 'write a label, such as "eu-west"'
+        require(f"region of provider {name!r}", region, str, remedy)
+        require(f"residency of provider {name!r}", residency, str, remedy)
+        self.region, self.residency = region, residency
 
     def __repr__(self) -> str:
         return f"Provider({self.name!r}, {len(self.services)} instance(s))"

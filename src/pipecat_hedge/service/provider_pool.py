@@ -63,7 +63,13 @@ class ProviderPool:
         self._excluded: set[str] = set()
         self._refreshes = TaskScope()
 
-    def candidates(self, now: float, *, sheds: bool = False) -> Candidates[ServiceAdapter]:
+    def candidates(
+        self,
+        now: float,
+        order: Sequence[ProviderMember[ServiceAdapter]],
+        *,
+        sheds: bool = False,
+    ) -> Candidates[ServiceAdapter]:
         """The providers that a turn may use; see ``choose_candidates``.
 
         Providers that rejected a request permanently and instances that Pipecat reports as unusable
@@ -71,16 +77,17 @@ class ProviderPool:
 
         Args:
             now: The loop's time.
+            order: The providers in this turn's order.
             sheds: Whether open breakers end the turn instead (``admission="shed"``).
         """
         usable = [
             entry
             if len(adapters) == len(entry.adapters)
             else ProviderMember(entry.provider, adapters)
-            for entry in self.entries
+            for entry in order
             if (adapters := self._usable_adapters(entry))
         ]
-        return choose_candidates(usable or self.entries, self._health, now, sheds=sheds)
+        return choose_candidates(usable or order, self._health, now, sheds=sheds)
 
     def is_excluded(self, entry: ProviderMember[ServiceAdapter]) -> bool:
         """Whether a provider gets no requests until settings change."""

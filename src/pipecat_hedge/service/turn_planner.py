@@ -17,6 +17,7 @@ from pipecat_hedge.policy.hedge_policy import HedgePolicy
 from pipecat_hedge.policy.planner import learn, plan_turn, silent_secs
 from pipecat_hedge.policy.slow_period import late_secs
 from pipecat_hedge.policy.survival import SurvivalCurve
+from pipecat_hedge.policy.turn_route import RouteChoice
 from pipecat_hedge.race.attempt import Attempt
 from pipecat_hedge.race.events import CommitOn, InFlight
 from pipecat_hedge.race.reports import BreakerReport, ProviderState
@@ -26,6 +27,7 @@ from pipecat_hedge.service.provider_stats import ProviderStats
 __all__ = ["TurnPlanner", "breaker_report", "state_of"]
 
 _RNG = random.Random()
+GIVEN_ORDER = RouteChoice((), "")
 
 
 class TurnPlanner(Generic[A]):
@@ -35,6 +37,7 @@ class TurnPlanner(Generic[A]):
         plan: How the turn is raced.
         policy: The user's policy.
         candidates: The providers in the order of their requests.
+        choice: The user's route.
         commit_on: What an attempt must have to win.
         prompt_tokens: An estimate of the prompt's size.
         has_tools: Whether the model may call tools.
@@ -52,6 +55,7 @@ class TurnPlanner(Generic[A]):
         has_tools: bool,
         whole_answers: bool = False,
         now: float | None = None,
+        choice: RouteChoice = GIVEN_ORDER,
     ):
         """Plan the turn.
 
@@ -64,7 +68,9 @@ class TurnPlanner(Generic[A]):
             has_tools: Whether the model may call tools.
             whole_answers: Whether the latency of whole answers counts, as in a one-shot inference.
             now: The loop's time.
+            choice: The user's route, which the candidates' order follows.
         """
+        self.choice = choice
         self.policy = policy
         self.whole_answers = whole_answers
         self._stats = stats
@@ -92,6 +98,12 @@ class TurnPlanner(Generic[A]):
         if candidates.probe is not None:
             self.plan.try_out(candidates.probe.provider.name)
         self.candidates = [by_name[name] for name in self.plan.order]
+
+    @property
+    def route_reason(self) -> str | None:
+        """Why the order is not the given one; None if it is."""
+        reasons = (self.choice.reason, self.plan.route_reason)
+        return "; ".join(reason for reason in reasons if reason) or None
 
     def price_of(self, provider: str) -> tuple[float, float] | None:
         """A provider's US dollars per million ``(input, output)`` tokens; None if it is unknown."""

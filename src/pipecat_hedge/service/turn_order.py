@@ -1,0 +1,94 @@
+"""The order in which a turn considers its providers: the user's route, then their regions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from loguru import logger
+from pipecat.processors.aggregators.llm_context import LLMContext
+
+from pipecat_hedge.policy.turn_route import RouteChoice, RoutedTurn, TurnRoute, chosen
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.service.candidates import ProviderMember
+from pipecat_hedge.service.service_adapter import ServiceAdapter
+from pipecat_hedge.service.turn_planner import GIVEN_ORDER
+
+__all__ = ["TurnOrder"]
+
+Entry = ProviderMember[ServiceAdapter]
+
+
+class TurnOrder:
+    """The order of one session's providers."""
+
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        regions: Mapping[str, str | None],
+        route: TurnRoute | None,
+    ):
+        """Start a session.
+
+        Args:
+            entries: The providers in the given order.
+            regions: By provider, where it is served; None is unknown.
+            route: The user's route, or None.
+        """
+        self._entries = entries
+        self._names = [entry.provider.name for entry in entries]
+        self._regions = regions
+        self._has_regions = any(regions.values())
+        self._route = route
+        self._routed_to: dict[str, None] = {}
+
+    def route(self, context: LLMContext) -> RouteChoice:
+        """Return the user's choice for a turn; a route that fails changes nothing."""
+        if self._route is None:
+            return GIVEN_ORDER
+        turn = RoutedTurn(
+            context.messages, self._names, bool(context.tools), tuple(self._routed_to)
+        )
+        try:
+            choice = chosen(self._route, turn)
+        except Exception as error:
+            what = str(error) if isinstance(error, ConfigurationError) else type(error).__name__
+            logger.warning(f"the policy's route failed, so the given order counts: {what}")
+            return GIVEN_ORDER
+        if choice.first:
+            self._routed_to[choice.first[0]] = None
+        return choice
+
+    def of(self, first: Sequence[str] = ()) -> Sequence[Entry]:
+        """Return the providers in a turn's order.
+
+        Args:
+            first: The names of those that the user's route puts first.
+        """
+        if not first and not self._has_regions:
+            return self._entries
+        entries = sorted(self._entries, key=lambda entry: _rank(entry.provider.name, first))
+        if not self._has_regions:
+            return entries
+        if not first:
+            entries = _nearest_first(entries)
+        home = self._regions[entries[0].provider.name]
+        routed, others = entries[: max(len(first), 1)], entries[max(len(first), 1) :]
+        return [*routed, *sorted(others, key=lambda e: self._regions[e.provider.name] == home)]
+
+
+def _rank(name: str, first: Sequence[str]) -> int:
+    return first.index(name) if name in first else len(first)
+
+
+def _nearest_first(entries: Sequence[Entry]) -> list[Entry]:
+    """Put the nearest of the providers that serve the first one's model first.
+
+    Others are not interchangeable: a nearer provider may be a worse model.
+    """
+    alike = [e for e in entries if e.adapters[0].model == entries[0].adapters[0].model]
+    secs = [entry.adapters[0].connection.connect_secs for entry in alike]
+    known = [each for each in secs if each is not None]
+    if len(alike) < 2 or len(known) < len(alike):
+        return list(entries)
+    nearest = alike[secs.index(min(known))]
+    return [nearest, *(entry for entry in entries if entry is not nearest)]

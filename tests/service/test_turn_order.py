@@ -1,0 +1,139 @@
+"""The order in which a session's turns consider the providers: routes, regions, residency."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pipecat_hedge import ComplexityRouter, HedgedLLMService, HedgePolicy, Provider, ProviderStats
+from pipecat_hedge.policy import RoutedTurn
+from pipecat_hedge.race import ConfigurationError
+from pipecat_hedge.testing import Error, Say, Step, Wait
+from pipecat_hedge.tools.bench import percentile
+from tests.no_harm.virtual import Scripts
+from tests.service.builders import asked, logged, racing, said, scripted
+from tests.support.line import Line
+
+pytestmark = pytest.mark.virtual_time
+
+ROUTED = HedgePolicy.fallback(route=ComplexityRouter(simple="a", complex="b"))
+
+
+def order(line: Line) -> str:
+    return "".join(attempt.provider for attempt in line.reports[-1].attempts)
+
+
+async def test_call_moves_up_to_the_complex_provider_and_says_why() -> None:
+    llm = racing(scripted(Say("A.")), scripted(Say("B.")), policy=ROUTED)
+    async with Line(llm) as line:
+        for text in ("Yes.", "Why is it better than the other?", "Yes."):
+            await line.ask(text)
+    assert [report.winner for report in line.reports] == ["a", "b", "b"]
+    assert line.reports[0].routing_reason == "complexity 0.01: a"
+    assert line.reports[1].route_score == pytest.approx(0.65, abs=0.1)
+    assert line.reports[2].routing_reason == ("complexity 0.01, and the call was complex before: b")
+
+
+async def test_routed_provider_that_fails_is_replaced() -> None:
+    llm = racing(scripted(Error()), scripted(Say("B.")), policy=ROUTED)
+    line = await asked(llm, context=said("Yes."))
+    assert (order(line), line.text) == ("ab", "B.")
+
+
+@pytest.mark.parametrize("result", ["nobody", ValueError("said: secret")])
+async def test_route_that_fails_changes_nothing(result: str | Exception) -> None:
+    def route(turn: RoutedTurn) -> str:
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    llm = racing(scripted(Say("A.")), scripted(), policy=HedgePolicy.fallback(route=route))
+    with logged() as log:
+        line = await asked(llm)
+    assert (order(line), line.reports[0].routing_reason) == ("a", None)
+    assert "the policy's route failed" in str(log)
+    assert "secret" not in str(log)
+
+
+def placed(name: str, region: str | None, *script: Step, model: str = "m") -> Provider:
+    return Provider(name, scripted(*script, model=model), region=region)
+
+
+async def test_hedges_prefer_another_region() -> None:
+    silent = Wait(float("inf"))
+    providers = [placed("a", "west", silent), placed("b", "west", silent)]
+    providers += [placed("c", None, silent), placed("d", "north", Say("D."))]
+    line = await asked(HedgedLLMService(providers, policy=HedgePolicy.race(4)))
+    assert order(line) == "acdb"
+
+
+@pytest.mark.parametrize(
+    ("secs", "models", "first"),
+    [
+        pytest.param((0.08, 0.02), "mm", "b", id="the nearest"),
+        pytest.param((0.08, 0.02), "mn", "a", id="another model is not interchangeable"),
+        pytest.param((0.08, None), "mm", "a", id="not measured yet"),
+    ],
+)
+async def test_nearest_of_one_model_comes_first(
+    secs: tuple[float | None, ...], models: str, first: str
+) -> None:
+    providers = [
+        placed("a", "west", Say("A."), model=models[0]),
+        placed("b", "north", Say("B."), model=models[1]),
+    ]
+    llm = HedgedLLMService(providers, policy=HedgePolicy.fallback())
+    for entry, each in zip(llm._members.entries, secs, strict=True):
+        entry.adapters[0].connection.connect_secs = each
+    assert order(await asked(llm)) == first
+
+
+async def p99_secs(regions: str, stalls: str) -> float:
+    """Of 1,000 turns, in which the providers named together stall together, in one turn of twenty.
+
+    Args:
+        regions: The regions of the providers a, b, c and d; a space is unknown.
+        stalls: Groups of providers, separated by spaces.
+    """
+    rng, stalled, turns = random.Random(1), set[str](), 1_000
+
+    def script(name: str) -> list[Step]:
+        secs = rng.uniform(4, 6) if name in stalled else rng.lognormvariate(-0.7, 0.3)
+        return [Wait(secs), Say("Yes.")]
+
+    providers = [
+        Provider(
+            name, Scripts(functools.partial(script, name), None), region=region.strip() or None
+        )
+        for name, region in zip("abcd", regions, strict=True)
+    ]
+    policy = HedgePolicy.adaptive(0.2, order="given")
+    async with Line(HedgedLLMService(providers, policy=policy, stats=ProviderStats())) as line:
+        for turn in range(turns):
+            stalled.clear()
+            stalled.update(*(group for group in stalls.split() if rng.random() < 0.05))
+            await line.ask()
+            await line.report(turn + 1)
+    secs = percentile([report.ttft_secs or 99.0 for report in line.reports], 0.99)
+    assert secs is not None
+    return secs
+
+
+@pytest.mark.slow
+async def test_stall_of_a_region_is_hedged_like_an_independent_one() -> None:
+    independent = await p99_secs("    ", "a b c d")
+    assert await p99_secs("wwnn", "ab cd") <= 1.2 * independent
+    assert await p99_secs("    ", "ab cd") > 2 * independent
+
+
+def test_provider_outside_the_residency_is_refused() -> None:
+    inside = Provider("a", scripted(), residency="eu")
+    for residency in (None, "us"):
+        outside = Provider("b", scripted(), residency=residency)
+        with pytest.raises(ConfigurationError, match=r"residency is 'eu', but provider 'b' has"):
+            HedgedLLMService([inside, outside], residency="eu")
+    with pytest.raises(ConfigurationError, match="residency is 'eu', but provider 'scripted"):
+        HedgedLLMService([scripted()], residency="eu")
+    with pytest.raises(ConfigurationError, match="region of provider 'a' must be a str"):
+        Provider("a", scripted(), region=1)  # type: ignore[arg-type]
