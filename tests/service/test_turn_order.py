@@ -103,9 +103,7 @@ async def p99_secs(regions: str, stalls: str) -> float:
         return [Wait(secs), Say("Yes.")]
 
     providers = [
-        Provider(
-            name, Scripts(functools.partial(script, name), None), region=region.strip() or None
-        )
+        Provider(name, Scripts(partial(script, name), None), region=region.strip() or None)
         for name, region in zip("abcd", regions, strict=True)
     ]
     policy = HedgePolicy.adaptive(0.2, order="given")
