@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         HedgeMetricsData,
         Provider,
         ProviderStats,
+        TokenBudget,
     )
     from pipecat_hedge.vllm import VLLMService
     from pipecat_hedge.voice import FillerProcessor
@@ -32,6 +33,7 @@ __all__ = [
     "Provider",
     "ProviderStats",
     "Slo",
+    "TokenBudget",
     "TurnReport",
     "VLLMService",
 ]
@@ -40,7 +42,7 @@ __all__ = [
 _PACKAGES = {
     "policy": ("ComplexityRouter", "HedgePolicy", "Slo"),
     "race": ("AllProvidersFailed", "AttemptReport", "HedgeError", "TurnReport"),
-    "service": ("HedgeMetricsData", "HedgedLLMService", "Provider", "ProviderStats"),
+    "service": ("HedgeMetricsData", "HedgedLLMService", "Provider", "ProviderStats", "TokenBudget"),
     "vllm": ("VLLMService",),
     "voice": ("FillerProcessor",),
 }

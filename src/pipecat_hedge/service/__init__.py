@@ -11,6 +11,7 @@ from pipecat_hedge.service.metrics import HedgeMetricsData
 from pipecat_hedge.service.provider import Provider
 from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.service.stages import Stages
+from pipecat_hedge.service.token_budget import TokenBudget
 from pipecat_hedge.service.turn import CONTINUE
 from pipecat_hedge.service.turn_planner import TurnPlanner, breaker_report, state_of
 from pipecat_hedge.service.turn_report import report_drained, report_turn
@@ -31,6 +32,7 @@ __all__ = [
     "ProviderMember",
     "ProviderStats",
     "Stages",
+    "TokenBudget",
     "TurnPlanner",
     "breaker_report",
     "choose_candidates",

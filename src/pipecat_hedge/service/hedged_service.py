@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,7 @@ from pipecat_hedge.service.provider_pool import ProviderPool
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.service.retract import RetractText, RetractTextFrame
 from pipecat_hedge.service.service_adapter import ServiceAdapter, ToolCalls
+from pipecat_hedge.service.token_budget import TokenBudget, budget_of
 from pipecat_hedge.service.tokens import estimate_tokens
 from pipecat_hedge.service.turn import Turn
 from pipecat_hedge.service.turn_order import TurnOrder
@@ -127,6 +128,7 @@ class HedgedLLMService(LLMService):
         slo: Slo | None = None,
         own_spans: bool = False,
         residency: str | None = None,
+        token_budget: TokenBudget | Mapping[Tier, TokenBudget] | None = None,
         **kwargs: Any,
     ):
         """Host the services to race.
@@ -165,6 +167,7 @@ class HedgedLLMService(LLMService):
                 is off. If that is on, the races are part of its traces in any case.
             residency: The jurisdiction that no request may leave, such as ``eu``: the ``residency``
                 that every provider must have.
+            token_budget: The most tokens of a turn's prompt and answer; or one for each tier.
             **kwargs: Further arguments of ``LLMService``.
 
         Raises:
@@ -186,6 +189,7 @@ class HedgedLLMService(LLMService):
             raise ConfigurationError(
                 f"tier is not known, got {tier!r}: write {', '.join(repr(t) for t in TIERS)}"
             )
+        self._token_budget = budget_of(token_budget, tier)
         tracer = composition.race_tracer(own_spans=own_spans)
         admitted = admission_settings(admission, tier, min_in_flight, max_in_flight)
         if settings is not None and is_given(settings.model):
@@ -345,6 +349,8 @@ class HedgedLLMService(LLMService):
         await self._members.control(frame)
         if self._shared_settings is not None:
             await self._update_settings(self._shared_settings)
+        for adapter in self._members.adapters:
+            await adapter.limit(self._token_budget)
         if self._warms:
             await self._members.control(LLMEnablePromptCachingFrame(enable=True))
             self._prepare()
@@ -403,6 +409,9 @@ class HedgedLLMService(LLMService):
         if output.collector is not None:
             self._retractor.attach(output.collector)
         choice = self._order.route(context)
+        prompt_tokens = estimate_tokens(context)
+        if (most := self._token_budget.prompt) is not None:
+            prompt_tokens = min(prompt_tokens, most)
         candidates = self._candidates(now := asyncio.get_running_loop().time(), choice.first)
         admission = self._admission(candidates, MAX_WAIT_SECS)
         try:
@@ -411,7 +420,7 @@ class HedgedLLMService(LLMService):
                 candidates,
                 self._stats,
                 output.commit_on,
-                prompt_tokens=estimate_tokens(context),
+                prompt_tokens=prompt_tokens,
                 has_tools=bool(context.tools),
                 now=now,
                 choice=choice,
@@ -426,6 +435,7 @@ class HedgedLLMService(LLMService):
                 output,
                 trace,
                 self.may_wait,
+                most_tokens=self._token_budget.answer,
                 is_speculative=self._speculation_gate.is_speculating,
             )
         except BaseException:

@@ -38,6 +38,7 @@ class OutputBuffer:
     """Releases one turn's answer.
 
     Attributes:
+        has_sentence: Whether a whole sentence was released.
         said: Everything released so far, without what was retracted.
         is_whole: Whether nothing is known to be missing: a broken answer ended with a sentence.
     """
@@ -60,6 +61,7 @@ class OutputBuffer:
         self._continuation: Continuation | None = None
         self.said = ""
         self.is_whole = True
+        self.has_sentence = False
 
     async def feed(self, text: str) -> str:
         """Add a piece of the answer and return what to release now; may be empty."""
@@ -121,6 +123,7 @@ class OutputBuffer:
         self._kept += text
         if not is_whole:
             return ""
+        self.has_sentence = True
         length = (
             len(self._kept) if self._with_lookahead else len(self._kept) - len(self._finder.open)
         )

@@ -68,6 +68,7 @@ from pipecat_hedge.service.provider_client import (
 )
 from pipecat_hedge.service.sentences import SentenceFinder
 from pipecat_hedge.service.stages import Stages
+from pipecat_hedge.service.token_budget import TokenBudget, answer_limit, trimmed
 
 __all__ = ["Piece", "ServiceAdapter", "ToolCalls"]
 
@@ -91,6 +92,7 @@ class ServiceAdapter:
         connection: Its connection to the provider, which can be kept open between turns.
         retries: How many times its SDK would repeat a failed request.
         answers: The number of answers that it has completed.
+        budget: The most tokens of its requests.
     """
 
     def __init__(self, service: LLMService[Any], *, is_alone: bool = False):
@@ -102,6 +104,7 @@ class ServiceAdapter:
         """
         self.service = service
         self.answers = 0
+        self.budget = TokenBudget()
         self._sink: AttemptSink[Piece] | None = None
         self._stats = AttemptStats()
         self._failed = False
@@ -174,6 +177,12 @@ class ServiceAdapter:
     async def update_settings(self, delta: LLMSettings) -> None:
         """Change the service's settings."""
         await self.control(LLMUpdateSettingsFrame(delta=delta))
+
+    async def limit(self, budget: TokenBudget) -> None:
+        """Bound the tokens of requests and answers; call it after the service has started."""
+        self.budget = budget
+        if budget.answer is not None:
+            await self.update_settings(answer_limit(self.service, budget.answer))
 
     def instruct(self, addition: str | None) -> None:
         """Set the text that is appended to the service's system instruction; None removes it."""
@@ -315,7 +324,7 @@ class ServiceAdapter:
         messages = [
             m for m in context.messages if not isinstance(m, LLMSpecificMessage) or m.llm == mine
         ]
-        messages += addition
+        messages = [*trimmed(messages, self.budget.prompt), *addition]
         return LLMContext(messages, tools=context.tools, tool_choice=context.tool_choice)
 
     # ---- the service's output

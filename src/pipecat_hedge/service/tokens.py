@@ -10,7 +10,7 @@ from pipecat.processors.aggregators.llm_context import LLMContext, LLMSpecificMe
 
 from pipecat_hedge.service.attempt_stats import AttemptStats
 
-__all__ = ["NONE", "Tokens", "count_tokens", "estimate_tokens", "usd"]
+__all__ = ["NONE", "Tokens", "count_tokens", "estimate_tokens", "message_tokens", "usd"]
 
 CHARS_PER_TOKEN = 4
 """The usual rule of thumb for English; used only if a provider sent no count."""
@@ -58,10 +58,10 @@ def count_tokens(stats: AttemptStats, prompt_tokens: int) -> Tokens:
 
 def estimate_tokens(context: LLMContext) -> int:
     """Estimate the tokens of a conversation, without the system instruction and tools."""
-    return sum(_estimate(message) for message in context.messages)
+    return sum(message_tokens(message) for message in context.messages)
 
 
-def _estimate(message: object) -> int:
+def message_tokens(message: object) -> int:
     """The tokens of one message. An attachment counts by its kind and not its bytes."""
     if isinstance(message, LLMSpecificMessage):
         message = message.message

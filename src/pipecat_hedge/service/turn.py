@@ -95,6 +95,7 @@ class Turn:
         trace: RaceTrace,
         may_wait: bool = False,
         is_speculative: bool = False,
+        most_tokens: int | None = None,
     ):
         """Prepare a turn.
 
@@ -108,6 +109,7 @@ class Turn:
             trace: Traces the race.
             may_wait: Whether an "incomplete turn" marker counts as an answer.
             is_speculative: Whether the caller's turn may still go on, until ``settle``.
+            most_tokens: The limit of the answer, at which it may end in mid-sentence; or None.
         """
         self._loop = asyncio.get_running_loop()
         self._started_at = self._ended_at = self._loop.time()
@@ -120,6 +122,7 @@ class Turn:
         self._output = output
         self.trace = trace
         self._may_wait = may_wait
+        self._most_tokens = most_tokens
         last = context.messages[-1] if context.messages else None
         answers_tool = isinstance(last, dict) and last.get("role") == "tool"
         work = "tool_follow_up" if answers_tool else "primary"
@@ -131,7 +134,7 @@ class Turn:
         if not is_speculative:
             self._settled.set()
         self._buffer = OutputBuffer(
-            by_sentence=planner.commit_on == "first_sentence",
+            by_sentence=planner.commit_on == "first_sentence" or most_tokens is not None,
             with_lookahead=output.needs_lookahead,
             language=output.language,
         )
@@ -159,7 +162,9 @@ class Turn:
             finally:
                 self._ended_at = self._loop.time()
             if (failure := runner.failure) is None:
-                if rest := self._buffer.finish():
+                if self._is_cut_short:
+                    await self._break_off()
+                elif rest := self._buffer.finish():
                     await self._sink.say(rest)
                 await self._run_tools()
             else:
@@ -277,11 +282,7 @@ class Turn:
         attempt = self._runner.attempts[command.attempt]
         self.trace.command(command, attempt)
         if isinstance(command, StreamBroken):
-            end = await self._buffer.break_off()
-            if end.say:
-                await self._sink.say(end.say)
-            if end.retract:
-                await self._sink.retract(end.retract)
+            await self._break_off()
             return
         self._released.append(attempt)
         if isinstance(command, Commit):
@@ -289,6 +290,25 @@ class Turn:
         else:
             self._buffer.start_continuation()
         self._sink.committed(None if attempt.adapter is None else attempt.adapter.model)
+
+    async def _break_off(self) -> None:
+        """Release the answer's whole sentences, and drop the rest."""
+        end = await self._buffer.break_off()
+        if end.say:
+            await self._sink.say(end.say)
+        if end.retract:
+            await self._sink.retract(end.retract)
+
+    @property
+    def _is_cut_short(self) -> bool:
+        """Whether the answer has reached its limit and has a whole sentence to end with."""
+        usage = self.winner_usage
+        return (
+            self._most_tokens is not None
+            and usage is not None
+            and usage.completion_tokens >= self._most_tokens
+            and self._buffer.has_sentence
+        )
 
     async def _deliver(self, piece: Piece, at: float) -> None:
         if isinstance(piece, LLMTextFrame):
