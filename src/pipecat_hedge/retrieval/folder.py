@@ -1,0 +1,73 @@
+"""Finds passages of the text files in a folder, by BM25."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipecat_hedge.race.errors import ConfigurationError, missing_extra
+from pipecat_hedge.retrieval.retriever import Document
+
+__all__ = ["FolderRetriever"]
+
+SUFFIXES = (".md", ".txt")
+
+
+class FolderRetriever:
+    """Finds the paragraphs of a folder's text files; a ``Retriever`` without a server or download.
+
+    It matches words, so it serves names, prices and opening hours better than paraphrases.
+    """
+
+    def __init__(self, folder: str | Path, *, documents: int = 4, language: str = "english"):
+        """Read the folder.
+
+        Args:
+            folder: With files ``*.md`` and ``*.txt``, subfolders included. They are read once.
+            documents: The most passages of an answer.
+            language: The language of the words that carry no meaning, as in ``bm25s``.
+
+        Raises:
+            ConfigurationError: If there is no text, or ``bm25s`` is not installed.
+        """
+        try:
+            import bm25s
+        except ModuleNotFoundError:
+            raise missing_extra("FolderRetriever", "bm25s", "retrieval") from None
+        paths = sorted(p for p in Path(folder).rglob("*") if p.suffix in SUFFIXES)
+        self._documents = [
+            Document(passage.strip(), path.name)
+            for path in paths
+            for passage in re.split(r"\n\s*\n", path.read_text(encoding="utf-8"))
+            if passage.strip()
+        ]
+        if not self._documents:
+            raise ConfigurationError(
+                f"folder {str(folder)!r} has no text: put files *.md or *.txt into it"
+            )
+        self._tokenize, self._language = bm25s.tokenize, language
+        self._index = bm25s.BM25()
+        self._index.index(
+            self._tokens([each.text for each in self._documents]), show_progress=False
+        )
+        self._most = min(documents, len(self._documents))
+
+    async def retrieve(self, query: str) -> Sequence[Document]:
+        """Return the passages that share words with the question, the best first."""
+        return await asyncio.to_thread(self._find, query)
+
+    def _find(self, query: str) -> Sequence[Document]:
+        found, scores = self._index.retrieve(
+            self._tokens([query]), k=self._most, show_progress=False
+        )
+        return [
+            self._documents[index]
+            for index, score in zip(found[0].tolist(), scores[0].tolist(), strict=True)
+            if score > 0
+        ]
+
+    def _tokens(self, texts: list[str]) -> Any:
+        return self._tokenize(texts, stopwords=self._language, show_progress=False)

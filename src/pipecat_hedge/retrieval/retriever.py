@@ -1,0 +1,89 @@
+"""What finds documents, and a race of several that find the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pipecat_hedge.policy.hedge_policy import HedgePolicy
+from pipecat_hedge.race.driver import AttemptSink, RaceDriver
+from pipecat_hedge.race.errors import AllProvidersFailed, ConfigurationError
+from pipecat_hedge.race.events import Commit, Continue, Launch, Slot, StreamBroken
+from pipecat_hedge.race.race import Race
+from pipecat_hedge.race.task_scope import TaskScope
+
+__all__ = ["Document", "Retriever", "RetrieverRace"]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A passage that may help to answer.
+
+    Parameters:
+        text: The passage.
+        source: Where it is from, for the model to name; empty is unknown.
+    """
+
+    text: str
+    source: str = ""
+
+
+class Retriever(Protocol):
+    """Finds documents for a question."""
+
+    async def retrieve(self, query: str) -> Sequence[Document]:
+        """Return the documents for a question, the best first. Cancelled if it is too slow."""
+        ...
+
+
+class RetrieverRace:
+    """Several retrievers of the same documents, hedged like providers; a ``Retriever``."""
+
+    def __init__(self, retrievers: Sequence[Retriever], policy: HedgePolicy):
+        """Check the policy.
+
+        Args:
+            retrievers: In the order in which they are asked; at least one.
+            policy: When the next one is asked.
+
+        Raises:
+            ConfigurationError: If there is no retriever, or the policy learns from turns.
+        """
+        if not retrievers:
+            raise ConfigurationError("retriever is empty: give at least one object with retrieve()")
+        if not hasattr(policy.rule, "next_launch"):
+            raise ConfigurationError(
+                f"policy of retrievers must have a fixed rule, got {policy.name}: write "
+                "HedgePolicy.after(0.1)"
+            )
+        self._retrievers = retrievers
+        self._policy = policy
+
+    async def retrieve(self, query: str) -> Sequence[Document]:
+        """Return the first answer.
+
+        Raises:
+            AllProvidersFailed: If all retrievers failed.
+        """
+        found: list[Sequence[Document]] = []
+
+        async def run(launch: Launch, sink: AttemptSink[Sequence[Document]]) -> None:
+            documents = await self._retrievers[int(launch.provider)].retrieve(query)
+            sink.piece(documents, usable=True)
+
+        async def deliver(documents: Sequence[Document], at: float) -> None:
+            found.append(documents)
+
+        async def released(command: Commit | Continue | StreamBroken) -> None:
+            pass
+
+        slots = [Slot(str(number)) for number in range(len(self._retrievers))]
+        race = Race(slots, self._policy.rule, max_attempts=len(slots))  # pyright: ignore[reportArgumentType]
+        async with TaskScope() as scope:
+            driver = RaceDriver(race, scope, run, deliver, released)
+            await driver.run(asyncio.get_running_loop().time())
+        if driver.failure_command is not None:
+            raise AllProvidersFailed(driver.failure_command.errors)
+        return found[0]

@@ -1,0 +1,188 @@
+"""Documents that are looked up while the caller speaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from pipecat.frames.frames import (
+    Frame,
+    InterimTranscriptionFrame,
+    TranscriptionFrame,
+    VADUserStartedSpeakingFrame,
+    VADUserStoppedSpeakingFrame,
+)
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.aggregators.llm_response_universal import (
+    LLMContextAggregatorPair,
+    LLMUserAggregatorParams,
+)
+from pipecat.turns.user_stop import SpeechTimeoutUserTurnStopStrategy
+from pipecat.turns.user_turn_strategies import UserTurnStrategies
+
+from pipecat_hedge import HedgedLLMService, HedgePolicy
+from pipecat_hedge.race import ConfigurationError
+from pipecat_hedge.retrieval import Document, RetrievalProcessor, RetrievalReport, Retriever
+from pipecat_hedge.testing import Say, ScriptedLLMService
+from tests.support.line import Line
+
+pytestmark = pytest.mark.virtual_time
+
+NEVER = float("inf")
+Event = Frame | float
+
+
+class Library:
+    """Finds a document that repeats the question, after some seconds."""
+
+    def __init__(self, *secs: float, documents: Sequence[Document] | None = None):
+        self._secs, self._documents = list(secs), documents
+        self.queries: list[str] = []
+        self.live = 0
+
+    async def retrieve(self, query: str) -> Sequence[Document]:
+        self.queries.append(query)
+        self.live += 1
+        try:
+            secs = self._secs.pop(0) if len(self._secs) > 1 else self._secs[0]
+            await asyncio.sleep(secs if secs != NEVER else 1e6)
+        finally:
+            self.live -= 1
+        if secs < 0:
+            raise RuntimeError(query)
+        return [Document(query, "book")] if self._documents is None else self._documents
+
+
+class Reading(ScriptedLLMService):
+    """Notes the prompts that it gets."""
+
+    def __init__(self) -> None:
+        super().__init__([Say("Till nine.")])
+        self.prompts: list[list[Any]] = []
+
+    async def _play(self, script: Any, context: LLMContext) -> None:
+        self.prompts.append(list(context.messages))
+        await super()._play(script, context)
+
+
+def spoken(*interims: str, final: str, secs: float = 0.3) -> list[Event]:
+    """A caller's turn: words that are recognised one after the other, and the transcript."""
+    events: list[Event] = [VADUserStartedSpeakingFrame()]
+    for text in interims:
+        events += [secs, InterimTranscriptionFrame(text, "caller", "now")]
+    transcript = TranscriptionFrame(final, "caller", "now", finalized=True)
+    return [*events, secs, VADUserStoppedSpeakingFrame(), 0.2, transcript, 2.0]
+
+
+QUESTION = spoken("when do", "when do you", "when do you open", final="When do you open?")
+
+
+async def call(
+    retriever: Retriever | list[Retriever], *events: Event, **options: Any
+) -> tuple[list[list[Any]], list[RetrievalReport]]:
+    """The prompts of a call's turns and the retrievals."""
+    reports: list[RetrievalReport] = []
+    processor = RetrievalProcessor(retriever, **options)
+
+    @processor.event_handler("on_retrieval")
+    async def on_retrieval(_: object, report: RetrievalReport) -> None:
+        reports.append(report)
+
+    stop = SpeechTimeoutUserTurnStopStrategy(user_speech_timeout=0.0)
+    params = LLMUserAggregatorParams(user_turn_strategies=UserTurnStrategies(stop=[stop]))
+    pair = LLMContextAggregatorPair(LLMContext(), user_params=params)
+    member = Reading()
+    llm = HedgedLLMService([member], policy=HedgePolicy.fallback())
+    async with Line(llm, before=[processor, pair.user()], after=[pair.assistant()]) as line:
+        for event in events:
+            await (line.send(event) if isinstance(event, Frame) else asyncio.sleep(event))
+    return member.prompts, reports
+
+
+def documents(prompt: list[Any]) -> str:
+    (content,) = [m["content"] for m in prompt if m["role"] == "developer"] or [""]
+    return content
+
+
+@pytest.mark.parametrize(
+    ("secs", "waited", "found"),
+    [
+        pytest.param(0.1, 0.0, 1, id="there before the turn ended"),
+        pytest.param(0.45, 0.1, 1, id="a little late"),
+        pytest.param(NEVER, 0.25, 0, id="hangs"),
+        pytest.param(-1, 0.0, 0, id="fails"),
+    ],
+)
+async def test_documents_are_handed_to_the_turn_or_it_goes_without(
+    secs: float, waited: float, found: int
+) -> None:
+    library = Library(secs)
+    (prompt,), (report,) = await call(library, *QUESTION)
+    assert [m["role"] for m in prompt] == [*["developer"] * found, "user"]
+    assert (report.documents, report.waited_secs) == (found, pytest.approx(waited))
+    assert report.was_ready == (secs == 0.1)
+    assert library.live == 0
+    if found:
+        assert report.saved_secs == pytest.approx(secs - waited)
+        assert "[book] when do you open" in documents(prompt)
+
+
+async def test_retrieval_is_refreshed_when_the_words_change() -> None:
+    """One at a time, and the last one in progress is ended if the transcript says other words."""
+    library = Library(0.5, 0.5, NEVER, 0.1)
+    texts = ["when do", "when do you", "when do you close", "when do you close on"]
+    last, final = "when do you close on Sunday", "When do you open on Sunday?"
+    events = spoken(*texts, last, final=final)
+    (prompt,), (report,) = await call(library, *events)
+    assert library.queries == [texts[1], texts[2], last, final]
+    assert final in documents(prompt)
+    assert (report.documents, report.retrievals, report.waited_secs) == (1, 4, pytest.approx(0.1))
+    assert library.live == 0
+
+
+async def test_documents_of_an_earlier_turn_go() -> None:
+    second = spoken("where is", "where is the car park", final="Where is the car park?")
+    prompts, _ = await call(Library(0.1, 0.1, NEVER), *QUESTION, *second)
+    assert "open" in documents(prompts[0])
+    assert documents(prompts[1]) == ""
+    assert [m["role"] for m in prompts[1]] == ["user", "assistant", "user"]
+
+
+async def test_questions_of_one_turn_are_retrieved_side_by_side() -> None:
+    library = Library(0.2)
+    (prompt,), (report,) = await call(
+        library, *spoken(final="When do you open? Where are you and what does it cost?")
+    )
+    assert library.queries == ["When do you open?", "Where are you", "what does it cost?"]
+    assert (report.documents, report.waited_secs) == (3, pytest.approx(0.2))
+    assert all(query in documents(prompt) for query in library.queries)
+
+
+async def test_documents_are_taken_by_rank_until_the_budget_is_full() -> None:
+    ranked = [Document(f"{n} " + "x" * 360) for n in range(9)]
+    (prompt,), (report,) = await call(Library(0.1, documents=ranked), *QUESTION, max_tokens=300)
+    assert report.documents == 3
+    assert [f"{n} x" in documents(prompt) for n in range(4)] == [True, True, True, False]
+
+
+async def test_retrievers_are_hedged_like_providers() -> None:
+    first, second = Library(NEVER), Library(0.05)
+    (prompt,), (report,) = await call(
+        [first, second], *spoken(final="When do you open?"), policy=HedgePolicy.after(0.1)
+    )
+    assert (report.documents, report.waited_secs) == (1, pytest.approx(0.15))
+    assert "When do you open?" in documents(prompt)
+    assert (first.live, second.live) == (0, 0)
+
+
+def test_invalid_arguments_name_the_remedy() -> None:
+    for options, message in (
+        ({"retriever": "documents"}, "retriever must have a method"),
+        ({"retriever": []}, "retriever is empty"),
+        ({"retriever": Library(1), "deadline_secs": 0}, "deadline_secs must be positive"),
+        ({"retriever": Library(1), "policy": HedgePolicy.adaptive()}, "must have a fixed rule"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            RetrievalProcessor(**options)  # type: ignore[arg-type]
