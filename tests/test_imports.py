@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "vllm": {"race", "policy", "limits", "service"},
     "telemetry": {"race", "policy", "limits", "service", "voice"},
     "fleet": {"race", "policy", "limits", "service"},
+    "retrieval": {"race", "policy"},
 }
 PURE = ("race", "policy", "limits")
 """These know no Pipecat."""
