@@ -51,7 +51,7 @@ def size(messages: Messages) -> int:
 def test_trimmed_conversation_fits_and_every_tool_call_keeps_its_result(
     messages: Messages, most: int
 ) -> None:
-    kept = trimmed(messages, most)
+    kept: Messages = [*trimmed(messages, most)]
     assert size(kept) <= most or [m["role"] for m in kept[1:]].count("user") == 1
     assert kept[0] is SYSTEM
     assert kept[1:] == messages[len(messages) - len(kept) + 1 :], "only the beginning is left out"
