@@ -92,7 +92,8 @@ async def test_withdrawn_turns_teach_and_cost_nothing() -> None:
     """Twenty in one call: one request each, and afterwards nothing is known or spent."""
     stats, policy = ProviderStats(), HedgePolicy.adaptive(0.5)
     members = (scripted(Wait(2.0), Say("Yes.")), scripted(Wait(0.5), Say("No.")))
-    async with Line(racing(*members, policy=policy, stats=stats)) as line:
+    llm = racing(*members, policy=policy, stats=stats)
+    async with Line(llm) as line:
         for turn in range(20):
             await speculate(line)
             await asyncio.sleep(1.5)
@@ -100,7 +101,7 @@ async def test_withdrawn_turns_teach_and_cost_nothing() -> None:
             report = await line.report(turn + 1)
             assert (report.outcome, report.winner) == ("withdrawn", None)
             assert [a.provider for a in report.attempts] == ["a"]
-        assert [state.prior_weight for state in line.service.provider_states()] == [1.0, 1.0]
+        assert [state.prior_weight for state in llm.provider_states()] == [1.0, 1.0]
         (budget,) = stats.budgets()
         assert budget.balance == pytest.approx(20 * 0.5)
     assert line.text == ""
