@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "telemetry": {"race", "policy", "limits", "service", "voice"},
     "fleet": {"race", "policy", "limits", "service"},
     "retrieval": {"race", "policy"},
+    "answers": {"race", "policy", "limits", "service"},
 }
 PURE = ("race", "policy", "limits")
 """These know no Pipecat."""

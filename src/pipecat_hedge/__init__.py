@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pipecat_hedge.answers import ExactAnswers, FaqAnswers
     from pipecat_hedge.policy import ComplexityRouter, HedgePolicy, Slo
     from pipecat_hedge.race import (
         AllProvidersFailed,
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
         HedgeError,
         TurnReport,
     )
+    from pipecat_hedge.retrieval import RetrievalProcessor
     from pipecat_hedge.service import (
         HedgedLLMService,
         HedgeMetricsData,
@@ -25,6 +27,8 @@ __all__ = [
     "AllProvidersFailed",
     "AttemptReport",
     "ComplexityRouter",
+    "ExactAnswers",
+    "FaqAnswers",
     "FillerProcessor",
     "HedgeError",
     "HedgeMetricsData",
@@ -32,6 +36,7 @@ __all__ = [
     "HedgedLLMService",
     "Provider",
     "ProviderStats",
+    "RetrievalProcessor",
     "Slo",
     "TokenBudget",
     "TurnReport",
@@ -40,8 +45,10 @@ __all__ = [
 
 # Resolved on first use: the simulator and other tools start without loading Pipecat.
 _PACKAGES = {
+    "answers": ("ExactAnswers", "FaqAnswers"),
     "policy": ("ComplexityRouter", "HedgePolicy", "Slo"),
     "race": ("AllProvidersFailed", "AttemptReport", "HedgeError", "TurnReport"),
+    "retrieval": ("RetrievalProcessor",),
     "service": ("HedgeMetricsData", "HedgedLLMService", "Provider", "ProviderStats", "TokenBudget"),
     "vllm": ("VLLMService",),
     "voice": ("FillerProcessor",),

@@ -196,6 +196,8 @@ class TurnReport:
             in time. Also which providers failed and why, if the caller heard a part of an answer
             and then the ``fallback_text``; ``ttft_secs`` is then that part's.
         tier: The session's tier: ``premium``, ``standard`` or ``economy``.
+        known_answer: What knew the answer, such as ``exact`` or ``faq``, so that no provider was
+            asked; None otherwise.
     """
 
     turn: int
@@ -218,6 +220,7 @@ class TurnReport:
     queued_secs: float = 0.0
     degraded_reason: str | None = None
     tier: Tier = "standard"
+    known_answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from pipecat_hedge.service.candidates import Candidates, ProviderMember, choose_
 from pipecat_hedge.service.composition import default_store, write_logs
 from pipecat_hedge.service.events import EventHub
 from pipecat_hedge.service.hedged_service import HedgedLLMService
+from pipecat_hedge.service.known_answers import KnownAnswers, Question
 from pipecat_hedge.service.metrics import HedgeMetricsData
 from pipecat_hedge.service.provider import Provider
 from pipecat_hedge.service.provider_stats import ProviderStats
@@ -27,10 +28,12 @@ __all__ = [
     "EventHub",
     "HedgeMetricsData",
     "HedgedLLMService",
+    "KnownAnswers",
     "Provider",
     "ProviderAttempt",
     "ProviderMember",
     "ProviderStats",
+    "Question",
     "Stages",
     "TokenBudget",
     "TurnPlanner",

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import inspect
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -58,6 +59,7 @@ from pipecat_hedge.service.admission import Admission, AdmissionMode, admission_
 from pipecat_hedge.service.candidates import Candidates
 from pipecat_hedge.service.events import EventHub
 from pipecat_hedge.service.inference import Inference
+from pipecat_hedge.service.known_answers import KnownAnswers, Question
 from pipecat_hedge.service.metrics import HedgeMetricsData
 from pipecat_hedge.service.pipeline_search import context_of, find_output
 from pipecat_hedge.service.provider import Provider, as_providers
@@ -76,6 +78,10 @@ __all__ = ["HedgedLLMService"]
 _HOST_SETTINGS = ("filter_incomplete_user_turns", "user_turn_completion_config")
 """Settings that this service applies itself: the answer passes through it and not a member."""
 
+KNOWN = Question("", False, "")
+"""Stands for a turn that was answered from what is known."""
+KNOWN_WITHIN_SECS = 0.1
+"""How long what knows answers may take; then a provider is asked."""
 BACKGROUND_WAIT_SECS = 30.0
 """How long a one-shot inference waits while every provider rejects requests: no caller waits for
 it."""
@@ -129,6 +135,7 @@ class HedgedLLMService(LLMService):
         own_spans: bool = False,
         residency: str | None = None,
         token_budget: TokenBudget | Mapping[Tier, TokenBudget] | None = None,
+        answers: Sequence[KnownAnswers] = (),
         **kwargs: Any,
     ):
         """Host the services to race.
@@ -168,6 +175,8 @@ class HedgedLLMService(LLMService):
             residency: The jurisdiction that no request may leave, such as ``eu``: the ``residency``
                 that every provider must have.
             token_budget: The most tokens of a turn's prompt and answer; or one for each tier.
+            answers: What knows answers without asking a provider, in the order in which it is
+                consulted: ``ExactAnswers``, ``FaqAnswers``, or objects of a class of your own.
             **kwargs: Further arguments of ``LLMService``.
 
         Raises:
@@ -214,6 +223,13 @@ class HedgedLLMService(LLMService):
         self._slo = slo_of(slo, self._policy)
         composition.track_slo(self.events, self._slo, tier, self._stats)
         composition.write_logs(self.events, self._policy, turn_log, drained_log)
+        for each in answers:
+            if not isinstance(each, KnownAnswers):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ConfigurationError(
+                    f"answers must be objects with name, find and learn, got {each!r}: write "
+                    "[ExactAnswers(ttl_secs=3600)]"
+                )
+        self._answers = tuple(answers)
         self._turns = 0
         regions = {provider.name: provider.region for provider in providers}
         self._order = TurnOrder(self._members.entries, regions, self._policy.route)
@@ -405,6 +421,9 @@ class HedgedLLMService(LLMService):
         self._turns += 1
         self._begin_answer()
         self._end_speculation()
+        question = await self._answer_if_known(context) if self._answers else None
+        if question is KNOWN:
+            return
         output = find_output(self)
         if output.collector is not None:
             self._retractor.attach(output.collector)
@@ -472,6 +491,9 @@ class HedgedLLMService(LLMService):
                     await self._learn(turn.errors)
             finally:
                 filler = self._filler()
+                if question is not None and (answer := turn.whole_answer):
+                    name = f"{self.name} keeps an answer"
+                    self._late_reports.start(self._keep(question, answer), name=name)
                 if not turn.is_complete:
                     name = f"{self.name} reports a turn"
                     self._late_reports.start(self._report_when_complete(turn, filler), name=name)
@@ -479,6 +501,55 @@ class HedgedLLMService(LLMService):
                     await self._report_turn(turn, filler)
         if self._stats.is_due:
             await asyncio.to_thread(self._stats.save)
+
+    async def _answer_if_known(self, context: LLMContext) -> Question:
+        """Answer a turn from what is known, if it is; return the question, or ``KNOWN``."""
+        began = asyncio.get_running_loop().time()
+        services = [service for provider in self.providers for service in provider.services]
+        question = Question.of(context, services)
+        for source in self._answers:
+            try:
+                async with asyncio.timeout(KNOWN_WITHIN_SECS):
+                    text = await source.find(question)
+            except Exception as error:  # then a provider answers
+                logger.warning(f"{self}: {source.name} answers failed: {type(error).__name__}")
+                continue
+            if text is not None:
+                await self._say_known(source.name, text, began)
+                return KNOWN
+        return question
+
+    async def _say_known(self, source: str, text: str, began: float) -> None:
+        loop = asyncio.get_running_loop()
+        await self.push_frame(LLMFullResponseStartFrame())
+        try:
+            await self.start_processing_metrics()
+            await self.start_ttfb_metrics()
+            secs = loop.time() - began
+            for piece in re.findall(r"\S+\s*", text):
+                await self.say(piece)
+        finally:
+            await self.stop_processing_metrics()
+            await self.push_frame(LLMFullResponseEndFrame())
+        report = TurnReport(
+            turn=self._turns,
+            winner=None,
+            outcome="answered",
+            ttft_secs=secs,
+            ttfs_secs=secs,
+            duration_secs=loop.time() - began,
+            attempts=(),
+            tier=self.tier,
+            known_answer=source,
+        )
+        await self._publish(report)
+
+    async def _keep(self, question: Question, answer: str) -> None:
+        for source in self._answers:
+            try:
+                await source.learn(question, answer)
+            except Exception as error:
+                logger.warning(f"{self}: {source.name} keeps nothing: {type(error).__name__}")
 
     def _admission(
         self,
@@ -535,8 +606,11 @@ class HedgedLLMService(LLMService):
 
     async def _report_turn(self, turn: Turn, filler: FillerReport | None) -> None:
         report = turn.report(filler)
-        self.events.publish(report)
         turn.trace.end(report)
+        await self._publish(report)
+
+    async def _publish(self, report: TurnReport) -> None:
+        self.events.publish(report)
         _log(f"{self}: {self._policy.name}", report)
         await self._call_event_handler("on_turn_report", report)
         if self.metrics_enabled:

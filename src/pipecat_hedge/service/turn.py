@@ -178,6 +178,14 @@ class Turn:
             await end()
 
     @property
+    def whole_answer(self) -> str | None:
+        """The answer, if it is whole, of text alone, and not void."""
+        is_whole = self.failure is None and not (
+            self._was_interrupted or self._was_withdrawn or self._tools or self._is_cut_short
+        )
+        return self._buffer.said if is_whole and self.has_answered else None
+
+    @property
     def has_answered(self) -> bool:
         """Whether a part of an answer was released and not retracted."""
         return bool(self._released) and _has_text(self._buffer.said)

@@ -1,0 +1,7 @@
+"""Answers that are known: the same turn again, and curated questions. Nobody is asked for them."""
+
+from pipecat_hedge.answers.exact import ExactAnswers
+from pipecat_hedge.answers.faq import FaqEntry
+from pipecat_hedge.answers.faq_answers import FaqAnswers
+
+__all__ = ["ExactAnswers", "FaqAnswers", "FaqEntry"]

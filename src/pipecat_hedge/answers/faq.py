@@ -1,0 +1,198 @@
+"""Answers curated questions: a likeness from embeddings, and a gate on what the words say."""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import math
+import re
+import tomllib
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from pipecat_hedge.answers.meaning import Meaning, Vocabulary
+from pipecat_hedge.race.errors import ConfigurationError
+
+__all__ = ["Embed", "Faq", "FaqEntry", "FaqMatch", "stands_alone"]
+
+Vectors: TypeAlias = Sequence[Sequence[float]]
+Embed: TypeAlias = Callable[[Sequence[str]], Vectors | Awaitable[Vectors]]
+"""Returns a vector for each text."""
+
+_REFERS = re.compile(
+    r"^\W*(?:and|but|so|or|then|what about|how about)\b"
+    r"|\b(?:it|those|these|they|them|he|she|him|one|ones|else|instead|again|too|also|either|same)\b"
+    r"|\bthat\b(?! (?:you|i|we)\b)",
+    re.IGNORECASE,
+)
+_IMPERSONAL = re.compile(
+    r"\b(?:is|would|will) it (?:be )?(?:possible|okay|ok|allowed|fine)\b", re.I
+)
+
+
+class FaqEntry(BaseModel):
+    """A curated answer.
+
+    Attributes:
+        questions: How it may be asked; at least once.
+        answer: What the bot says.
+        valid_until: The last day on which it is true; None is for ever.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    questions: list[str] = Field(min_length=1)
+    answer: str = Field(min_length=1)
+    valid_until: datetime.date | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FaqMatch:
+    """The entry that is most like a question.
+
+    Parameters:
+        entry: The entry.
+        question: The one of its questions that is most alike.
+        similarity: How alike, from 0 to 1.
+    """
+
+    entry: FaqEntry
+    question: str
+    similarity: float
+
+
+class Faq:
+    """Curated entries."""
+
+    def __init__(
+        self,
+        entries: str | Path | Iterable[FaqEntry],
+        *,
+        embed: Embed | None = None,
+        synonyms: Iterable[Sequence[str]] = (),
+    ):
+        """Read the entries.
+
+        Args:
+            entries: A TOML file with ``[[entries]]`` and optional ``synonyms``, or the entries.
+            embed: Embeds texts: a function of a list that returns a vector for each, or a coroutine
+                function. None compares words.
+            synonyms: Groups of words that mean the same here.
+
+        Raises:
+            ConfigurationError: If the file cannot be read or an entry is wrong; it names the field.
+        """
+        groups = list(synonyms)
+        if isinstance(entries, (str, Path)):
+            entries, of_file = _read(Path(entries))
+            groups += of_file
+        self._entries = list(entries)
+        self._embed = embed
+        self._vocabulary = Vocabulary(groups)
+        self._asked = [
+            (entry, question, self._vocabulary.meaning(question))
+            for entry in self._entries
+            for question in entry.questions
+        ]
+        self._words = {
+            id(entry): frozenset().union(*(m.words for e, _, m in self._asked if e is entry))
+            for entry in self._entries
+        }
+        self._vectors: np.ndarray | None = None
+
+    async def match(self, text: str, threshold: float, today: datetime.date) -> FaqMatch | None:
+        """Return the valid entry that asks the same as a text.
+
+        Args:
+            text: The caller's question.
+            threshold: The least similarity, from 0 to 1.
+            today: Entries that are no longer valid do not count.
+        """
+        asked = self._vocabulary.meaning(text)
+        allowed = [
+            number
+            for number, (entry, _, known) in enumerate(self._asked)
+            if (entry.valid_until is None or today <= entry.valid_until)
+            and self._asks_the_same(asked, known, self._words[id(entry)])
+        ]
+        if not allowed:
+            return None
+        alike = await self._similarities(text, asked, allowed)
+        best = int(np.argmax(alike))
+        if alike[best] < threshold:
+            return None
+        entry, question, _ = self._asked[allowed[best]]
+        return FaqMatch(entry, question, float(alike[best]))
+
+    def _asks_the_same(self, asked: Meaning, known: Meaning, words: frozenset[str]) -> bool:
+        """Whether the words of two questions say the same, however alike they are otherwise.
+
+        The caller's content words must be known from the entry's questions, and those of the one
+        question must be among the caller's.
+        """
+        return (
+            bool(asked.words or asked.kind)
+            and asked.kind == known.kind
+            and asked.is_negated == known.is_negated
+            and asked.figures == known.figures
+            and asked.directed == known.directed
+            and asked.words <= words
+            and known.words <= asked.words
+            and not self._vocabulary.are_opposed(asked, known)
+        )
+
+    async def _similarities(self, text: str, asked: Meaning, numbers: Sequence[int]) -> np.ndarray:
+        if self._embed is None:
+            return np.array([_common(asked, self._asked[number][2]) for number in numbers])
+        if self._vectors is None:
+            self._vectors = await self._embedded([question for _, question, _ in self._asked])
+        (vector,) = await self._embedded([text])
+        return self._vectors[list(numbers)] @ vector
+
+    async def _embedded(self, texts: Sequence[str]) -> np.ndarray:
+        assert self._embed is not None
+        found = self._embed(texts)
+        vectors = np.asarray(await found if inspect.isawaitable(found) else found, np.float64)
+        if vectors.ndim != 2 or len(vectors) != len(texts):
+            raise ConfigurationError(
+                f"embed must return a vector for each text, got an array of shape {vectors.shape}"
+            )
+        return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+
+
+def stands_alone(text: str) -> bool:
+    """Return whether a question can be understood without what was said before."""
+    return _REFERS.search(_IMPERSONAL.sub("", text)) is None
+
+
+def _common(one: Meaning, other: Meaning) -> float:
+    """The cosine of two questions' sets of words."""
+    if one.words == other.words:
+        return 1.0
+    return len(one.words & other.words) / math.sqrt(len(one.words) * len(other.words) or 1)
+
+
+def _read(path: Path) -> tuple[list[FaqEntry], list[list[str]]]:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"faq {str(path)!r} cannot be read: {error}") from None
+    if unknown := content.keys() - {"entries", "synonyms"}:
+        raise ConfigurationError(
+            f"faq {str(path)!r} has {unknown.pop()!r}: it takes [[entries]] and synonyms"
+        )
+    try:
+        entries = TypeAdapter(list[FaqEntry]).validate_python(content.get("entries", []))
+        synonyms = TypeAdapter(list[list[str]]).validate_python(content.get("synonyms", []))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigurationError(f"faq {str(path)!r}: {where}: {first['msg']}") from None
+    if not entries:
+        raise ConfigurationError(f"faq {str(path)!r} has no [[entries]]")
+    return entries, synonyms

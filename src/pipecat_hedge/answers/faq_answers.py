@@ -1,0 +1,100 @@
+"""Curated answers as a source of known answers, first in shadow mode."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from loguru import logger
+
+from pipecat_hedge.answers.faq import Embed, Faq, FaqEntry, stands_alone
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.service.known_answers import Question
+
+__all__ = ["FaqAnswers"]
+
+
+class FaqAnswers:
+    """Curated answers to questions that stand alone.
+
+    In shadow mode it answers nothing. What it would have said is written beside what was said, to
+    ``shadow_log``, for ``pipecat-hedge compare``.
+    """
+
+    name = "faq"
+
+    def __init__(
+        self,
+        entries: str | Path | Iterable[FaqEntry],
+        *,
+        threshold: float = 0.92,
+        shadow: bool = False,
+        shadow_log: str | Path = "shadow.jsonl",
+        embed: Embed | None = None,
+        synonyms: Iterable[Sequence[str]] = (),
+        with_tools: bool = False,
+        today: Callable[[], datetime.date] = datetime.date.today,
+    ):
+        """Read the entries.
+
+        Args:
+            entries: A TOML file with ``[[entries]]``: ``questions``, ``answer`` and optionally
+                ``valid_until``; or the entries.
+            threshold: The least likeness of a question and an entry, from 0 to 1.
+            shadow: Whether only to write down what it would have said.
+            shadow_log: The file for that; it contains what callers and models said.
+            embed: Embeds texts; None compares words.
+            synonyms: Groups of words that mean the same here.
+            with_tools: Whether to answer turns that offer tools, too.
+            today: Returns the date.
+
+        Raises:
+            ConfigurationError: If an argument or an entry is invalid; the message names it.
+        """
+        if not 0 <= threshold <= 1:
+            raise ConfigurationError(f"threshold must be from 0 to 1, got {threshold!r}")
+        self._faq = Faq(entries, embed=embed, synonyms=synonyms)
+        self._threshold, self._with_tools, self._today = threshold, with_tools, today
+        self._shadow_log = Path(shadow_log) if shadow else None
+
+    async def find(self, question: Question) -> str | None:
+        """Return the answer of the entry that asks the same; see ``KnownAnswers``."""
+        if self._shadow_log is not None:
+            return None
+        found = await self._match(question)
+        return None if found is None else found[0]
+
+    async def learn(self, question: Question, answer: str) -> None:
+        """In shadow mode, write down what it would have said; see ``KnownAnswers``."""
+        if self._shadow_log is None or (found := await self._match(question)) is None:
+            return
+        would_say, similarity = found
+        record = {
+            "at": time.time(),
+            "question": question.text,
+            "source": self.name,
+            "similarity": round(similarity, 4),
+            "answers": {"said": answer, self.name: would_say},
+        }
+        line = json.dumps(record, ensure_ascii=False) + "\n"
+        try:
+            await asyncio.to_thread(_append, self._shadow_log, line)
+        except OSError as error:
+            logger.warning(f"shadow_log {str(self._shadow_log)!r} cannot be written: {error}")
+
+    async def _match(self, question: Question) -> tuple[str, float] | None:
+        if not question.text or (question.has_tools and not self._with_tools):
+            return None
+        if not stands_alone(question.text):
+            return None
+        found = await self._faq.match(question.text, self._threshold, self._today())
+        return None if found is None else (found.entry.answer, found.similarity)
+
+
+def _append(path: Path, line: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line)

@@ -1,0 +1,139 @@
+"""Curated answers: found by other words, and never for another question."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipecat_hedge import FaqAnswers
+from pipecat_hedge.answers import FaqEntry
+from pipecat_hedge.answers.faq import Faq, stands_alone
+from pipecat_hedge.race import ConfigurationError
+from tests.answers.phrases import ENTRIES, PARAPHRASES
+
+TODAY = datetime.date(2026, 11, 25)
+QUESTIONS = [(q, name) for name, asked in ENTRIES.items() for q in asked] + PARAPHRASES
+
+
+def faq(*left_out: str, **options: Any) -> Faq:
+    entries = [FaqEntry(questions=q, answer=n) for n, q in ENTRIES.items() if n not in left_out]
+    return Faq(entries, synonyms=[["fit", "seat", "hold"]], **options)
+
+
+def all_alike(texts: Sequence[str]) -> list[list[float]]:
+    """The worst embeddings that there can be."""
+    return [[1.0, 0.0] for _ in texts]
+
+
+def found(faq: Faq, text: str, threshold: float = 0.92) -> str | None:
+    match = asyncio.run(faq.match(text, threshold, TODAY))
+    return None if match is None else match.entry.answer
+
+
+@pytest.mark.parametrize("embed", [None, all_alike])
+def test_no_question_gets_the_answer_to_another(embed: Any) -> None:
+    """Of all pairs, opposites and near-duplicates, even if the embeddings see no difference."""
+    threshold = 0.0 if embed is None else 0.92
+    for name in ENTRIES:
+        others = faq(name, embed=embed)
+        for question in (q for q, of in QUESTIONS if of == name):
+            assert found(others, question, threshold) is None, question
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Is the trip from Bonn to Kiel free?", "Is the trip from Kiel to Bonn free?"),
+        ("Is red cheaper than blue?", "Is blue cheaper than red?"),
+        ("Do I have to pay a deposit?", "Can I pay a deposit?"),
+        ("Are all dishes vegan?", "Are the dishes vegan?"),
+        ("Is it open by default?", "Is it closed by default?"),
+        ("Can I come without a ticket?", "Can I come with a ticket?"),
+        ("Is lunch at 12:30?", "Is lunch at 13:30?"),
+        ("Are you only open on Friday?", "Are you open on Friday?"),
+    ],
+)
+def test_small_words_that_change_the_question_count(one: str, other: str) -> None:
+    for asked, known in ((one, other), (other, one)):
+        only = Faq([FaqEntry(questions=[known], answer="No.")], embed=all_alike)
+        assert found(only, asked) is None
+        assert found(only, known) == "No."
+
+
+def test_paraphrases_are_found() -> None:
+    whole = faq()
+    answers = [(found(whole, question), name) for question, name in PARAPHRASES]
+    assert all(answer in (None, name) for answer, name in answers)
+    assert sum(answer is not None for answer, _ in answers) >= 0.8 * len(answers)
+
+
+async def test_embeddings_decide_above_the_threshold() -> None:
+    near = {"When do you open?": [1.0, 0.0], "When are you opening?": [0.95, 0.3122]}
+
+    async def embed(texts: Sequence[str]) -> list[list[float]]:
+        return [near.get(text, [0.0, 1.0]) for text in texts]
+
+    entries = [FaqEntry(questions=["When do you open?"], answer="At noon.")]
+    faq = Faq(entries, embed=embed)
+    match = await faq.match("When are you opening?", 0.94, TODAY)
+    assert match is not None
+    assert match.similarity == pytest.approx(0.95, abs=1e-3)
+    assert await faq.match("When are you opening?", 0.96, TODAY) is None
+    with pytest.raises(ConfigurationError, match="embed must return a vector for each text"):
+        await Faq(entries, embed=lambda texts: [[1.0]] * 3).match("When do you open?", 0, TODAY)
+
+
+@pytest.mark.parametrize(
+    ("text", "alone"),
+    [
+        ("When do you open?", True),
+        ("Is there parking?", True),
+        ("Is it possible to pay by card?", True),
+        ("And on Sunday?", False),
+        ("What does it cost?", False),
+        ("Do you have another one?", False),
+        ("What about dogs?", False),
+    ],
+)
+def test_questions_that_refer_to_something_do_not_stand_alone(text: str, alone: bool) -> None:
+    assert stands_alone(text) is alone
+
+
+def test_file_is_read_and_expired_entries_are_silent(tmp_path: Path) -> None:
+    path = tmp_path / "faq.toml"
+    path.write_text(
+        """
+        synonyms = [["terrace", "garden"]]
+        [[entries]]
+        questions = ["Is the terrace open?"]
+        answer = "It is."
+        valid_until = 2026-11-25
+        """
+    )
+    faq = Faq(path)
+    assert found(faq, "Is the garden open?") == "It is."
+    assert asyncio.run(faq.match("Is the garden open?", 0.9, datetime.date(2026, 11, 26))) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"has no \[\[entries\]\]"),
+        ("[[entries]]\nanswer = 'x'", r"entries|0.questions: Field required"),
+        ("[[entries]]\nquestions = []\nanswer = 'x'", "questions: List should have at least 1"),
+        ("[[entry]]\nanswer = 'x'", r"has 'entry': it takes \[\[entries\]\] and synonyms"),
+        ("[[", "cannot be read"),
+    ],
+)
+def test_wrong_file_names_the_field(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "faq.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=message):
+        Faq(path)
+    with pytest.raises(ConfigurationError, match="threshold must be from 0 to 1, got 92"):
+        FaqAnswers(path, threshold=92)

@@ -1,0 +1,161 @@
+"""A service that knows answers: nobody is asked for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipecat.adapters.schemas.function_schema import FunctionSchema
+from pipecat.adapters.schemas.tools_schema import ToolsSchema
+from pipecat.processors.aggregators.llm_context import LLMContext
+
+from pipecat_hedge import ExactAnswers, FaqAnswers, HedgedLLMService
+from pipecat_hedge.answers import FaqEntry
+from pipecat_hedge.race import ConfigurationError
+from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
+from tests.service.builders import racing, said, scripted
+from tests.support.line import Line
+
+pytestmark = pytest.mark.virtual_time
+
+ENTRIES = [FaqEntry(questions=["When do you open?"], answer="We open at noon. Do come.")]
+ANSWER: list[Step] = [Wait(0.5), Say("Hello, "), Say("caller.")]
+
+
+def member(*scripts: list[Step], **options: Any) -> ScriptedLLMService:
+    return ScriptedLLMService(*(scripts or (ANSWER,)), **options)
+
+
+def asked_of(line: Line) -> list[int]:
+    return [len(report.attempts) for report in line.reports]
+
+
+async def test_same_turn_is_answered_from_memory_and_stays_as_it_was() -> None:
+    answers = ExactAnswers(ttl_secs=60)
+    for session in range(3):
+        llm = racing(member(), answers=[answers])
+        async with Line(llm) as line:
+            await line.ask("Hello?")
+            report = await line.report()
+        assert line.text == "Hello, caller."
+        assert line.framing == ["<", "t", "t", ">"]
+        assert (len(report.attempts), report.known_answer) == (
+            (1, None) if session == 0 else (0, "exact")
+        )
+        if session:
+            assert (report.outcome, report.winner, report.ttft_secs) == ("answered", None, 0.0)
+
+
+async def test_answer_expires() -> None:
+    answers = ExactAnswers(ttl_secs=60)
+    async with Line(racing(member(), answers=[answers])) as line:
+        for _ in range(2):
+            await line.ask("Hello?")
+        answers._answers = type(answers._answers)(
+            (key, (0.0, text)) for key, (_, text) in answers._answers.items()
+        )
+        await line.ask("Hello?")
+        await line.report(3)
+    assert asked_of(line) == [1, 0, 1]
+
+
+def tools() -> ToolsSchema:
+    return ToolsSchema([FunctionSchema("book", "Books.", {}, [])])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(lambda: (said("Goodbye?"), {}), id="another message"),
+        pytest.param(lambda: (LLMContext(said().messages, tools()), {}), id="tools"),
+        pytest.param(lambda: (said(), {"model": "another"}), id="model"),
+        pytest.param(lambda: (said(), {"system": "Be rude."}), id="instruction"),
+        pytest.param(
+            lambda: (
+                LLMContext([{"role": "system", "content": "x"}, *said().messages]),
+                {},
+            ),
+            id="message before",
+        ),
+    ],
+)
+async def test_any_difference_is_another_turn(other: Any) -> None:
+    answers = ExactAnswers(ttl_secs=60, with_tools=True)
+    context, options = other()
+    instruction = options.pop("system", "")
+    for service, of_turn in ((member(), said()), (member(**options), context)):
+        if instruction and of_turn is context:
+            service.append_system_instruction(instruction)
+        async with Line(racing(service, answers=[answers])) as line:
+            await line.ask(context=of_turn)
+            await line.report()
+        assert asked_of(line) == [1]
+
+
+async def test_only_whole_answers_of_text_are_kept() -> None:
+    answers = ExactAnswers(ttl_secs=60)
+    broken = member([Wait(0.1), Say("Hel"), Error()], ANSWER)
+    async with Line(racing(broken, answers=[answers])) as line:
+        for _ in range(3):
+            await line.ask()
+        await line.report(3)
+    assert asked_of(line) == [1, 1, 0]
+    assert line.text.endswith("Hello, caller.")
+
+
+async def test_memory_is_bounded() -> None:
+    answers = ExactAnswers(ttl_secs=60, most_mb=0.001)
+    async with Line(racing(member(), answers=[answers])) as line:
+        for text in ("One", "Two", "Three", "Four", "One"):
+            await line.ask(text)
+        await line.report(5)
+    assert asked_of(line) == [1, 1, 1, 1, 1]
+
+
+async def test_curated_question_is_answered_unless_it_may_need_a_tool() -> None:
+    faq = FaqAnswers(ENTRIES)
+    async with Line(racing(member(), answers=[faq])) as line:
+        await line.ask("When are you opening?")
+        await line.ask("What about Sunday?")
+        await line.ask(context=LLMContext(said("When do you open?").messages, tools=tools()))
+        await line.report(3)
+    assert line.text.startswith("We open at noon. Do come.")
+    assert asked_of(line) == [0, 1, 1]
+    assert line.reports[0].known_answer == "faq"
+
+
+async def test_shadow_mode_only_writes_down(tmp_path: Path) -> None:
+    log = tmp_path / "shadow.jsonl"
+    faq = FaqAnswers(ENTRIES, shadow=True, shadow_log=log)
+    async with Line(racing(member(), answers=[faq])) as line:
+        await line.ask("When are you opening?")
+        await line.ask("Do you deliver?")
+        await line.report(2)
+    assert asked_of(line) == [1, 1]
+    (record,) = map(json.loads, log.read_text().splitlines())
+    assert record["answers"] == {"said": "Hello, caller.", "faq": "We open at noon. Do come."}
+    assert (record["question"], record["similarity"]) == ("When are you opening?", 1.0)
+
+
+class Broken:
+    name = "broken"
+
+    async def find(self, question: object) -> str | None:
+        raise RuntimeError("secret")
+
+    async def learn(self, question: object, answer: str) -> None:
+        raise RuntimeError("secret")
+
+
+async def test_source_that_fails_costs_no_answer() -> None:
+    async with Line(racing(member(), answers=[Broken(), ExactAnswers(60)])) as line:
+        for _ in range(2):
+            await line.ask()
+        await line.report(2)
+    assert (asked_of(line), line.text) == ([1, 0], "Hello, caller." * 2)
+    with pytest.raises(ConfigurationError, match="answers must be objects with name, find and"):
+        HedgedLLMService([scripted()], answers=["faq.toml"])  # type: ignore[list-item]
+    with pytest.raises(ConfigurationError, match="ttl_secs must be positive"):
+        ExactAnswers(0)
