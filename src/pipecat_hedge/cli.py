@@ -46,6 +46,9 @@ _COMMANDS = {
         "analysis.report",
         "summarise turn logs: callers' waits, providers' incidents, what would help",
     ),
+    "compare": _Command(
+        "analysis.compare", "show how much providers' answers to the same turns differ"
+    ),
     "top": _Command(
         "top.command", "show running bots live in a terminal: turns, providers, budgets, SLOs"
     ),

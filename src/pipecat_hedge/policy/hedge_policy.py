@@ -49,6 +49,7 @@ Order: TypeAlias = Literal["given", "learned"]
 class _Common(TypedDict, total=False):
     commit: Commit
     losers: Losers
+    drain_share: float
     stall_secs: float | None
     fallback_text: str | None
     probes: bool
@@ -196,6 +197,7 @@ class HedgePolicy:
             anything usable; ``auto``, the choice that suits the text-to-speech downstream.
         losers: ``cancel`` closes a loser's request at once, except for ``probes``. ``drain`` lets
             it run to its end, to compare answers (see ``on_loser_drained``), at its full price.
+        drain_share: The share of turns whose losers are drained under ``drain``, from 0 to 1.
         stall_secs: The silence in seconds after which a further attempt continues a committed
             answer. Without one left, the turn waits, as the bare service would. Under ``fallback``
             also the silence before the next provider is asked: twice the provider's p99 if that is
@@ -219,6 +221,7 @@ class HedgePolicy:
     max_attempts: int = 2
     commit: Commit = "auto"
     losers: Losers = "cancel"
+    drain_share: float = 1.0
     stall_secs: float | None = 3.0
     deadline_secs: float | None = None
     fallback_text: str | None = None
@@ -241,6 +244,11 @@ class HedgePolicy:
             )
         _one_of("commit", self.commit, get_args(Commit))
         _one_of("losers", self.losers, get_args(Losers))
+        if not 0 <= self.drain_share <= 1:
+            raise ConfigurationError(
+                f"drain_share must be from 0 to 1, got {self.drain_share!r}: 0.02 drains the "
+                "losers of one turn in fifty"
+            )
         for field in ("stall_secs", "deadline_secs"):
             if getattr(self, field) is not None:
                 _seconds(field, getattr(self, field))

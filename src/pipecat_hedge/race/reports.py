@@ -294,6 +294,10 @@ class DrainedAnswer:
         input_tokens: Tokens of the prompt.
         output_tokens: Tokens of the answer.
         tokens_estimated: Whether a token count is an estimate.
+        tool_calls: The tools that it called, as JSON: a list of ``[name, arguments]``.
+        winner: The provider whose answer was released; None if none was.
+        said: What was released.
+        said_tool_calls: The tools that the released answer called.
     """
 
     turn: int
@@ -306,3 +310,7 @@ class DrainedAnswer:
     input_tokens: int
     output_tokens: int
     tokens_estimated: bool
+    tool_calls: str = "[]"
+    winner: str | None = None
+    said: str = ""
+    said_tool_calls: str = "[]"

@@ -121,6 +121,7 @@ class AttemptRunner(Generic[T, A]):
 
     Attributes:
         race: The race; None until the turn is admitted.
+        losers: ``cancel`` or ``drain``, for this turn.
         is_speculative: Whether the caller's turn may still go on; set it before ``admit``.
         attempts: Every attempt, in the order of launch.
         failure: Why nothing was released, after the race; None if something was.
@@ -155,6 +156,9 @@ class AttemptRunner(Generic[T, A]):
         self._idle = {name: list(instances) for name, instances in self._instances.items()}
         self._driver: RaceDriver[T] | None = None
         self.race: Race | None = None
+        self.losers = self._policy.losers
+        if random.random() >= self._policy.drain_share:
+            self.losers = "cancel"
         self.is_speculative = False
         self.attempts: list[ProviderAttempt] = []
         self.failure: AllProvidersFailed | None = None
@@ -208,7 +212,7 @@ class AttemptRunner(Generic[T, A]):
         self, number: int, slot: Slot, reason: LaunchReason, launched_at: float, detail: str | None
     ) -> ProviderAttempt:
         attempt = ProviderAttempt(number, slot, reason, launched_at, detail)
-        attempt.stats.keeps_text = self._policy.losers == "drain"
+        attempt.stats.keeps_text = self.losers == "drain"
         self.attempts.append(attempt)
         return attempt
 
@@ -367,7 +371,7 @@ class AttemptRunner(Generic[T, A]):
 
     def _stop_probe(self, attempt: ProviderAttempt) -> None:
         """Close a loser from which nothing more can be learned."""
-        is_lost = attempt.outcome == "superseded" and self._policy.losers == "cancel"
+        is_lost = attempt.outcome == "superseded" and self.losers == "cancel"
         if is_lost and self._driver is not None:
             self._driver.stop(attempt.number)
 
@@ -451,7 +455,7 @@ class AttemptRunner(Generic[T, A]):
         attempt = self.attempts[number]
         if attempt.adapter is None:
             return False
-        if self._policy.losers != "drain" and not self._becomes_probe(attempt):
+        if self.losers != "drain" and not self._becomes_probe(attempt):
             return False
         attempt.adapter.run_on()
         return True

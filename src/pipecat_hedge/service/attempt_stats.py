@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from pipecat.metrics.metrics import LLMTokenUsage
 
@@ -27,6 +28,7 @@ class AttemptStats:
             copy of the context.
         first_text_at: When the first answer text came; set only with ``keeps_text``.
         text: The answer's text; set only with ``keeps_text``.
+        tool_calls: The tools called, with their arguments.
         keeps_text: Whether the text is needed later.
         silent_text: The text before anything usable: white space and markers.
         first_answer_at: When the first usable text or complete tool call came.
@@ -45,6 +47,7 @@ class AttemptStats:
     mended_context: bool = False
     first_text_at: float | None = None
     text: str = ""
+    tool_calls: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
     keeps_text: bool = False
     silent_text: str = ""
     first_answer_at: float | None = None

@@ -399,6 +399,7 @@ class ServiceAdapter:
             self._fail(AttemptError(INCOMPLETE_CALL, f"a tool call came without {missing}"))
         else:
             self._stats.chars += sum(len(str(call.arguments)) for call in function_calls)
+            self._stats.tool_calls += [(c.function_name, c.arguments) for c in function_calls]
             self._stats.record_answer()
             self._sink.tools(ToolCalls(tuple(function_calls)))
 

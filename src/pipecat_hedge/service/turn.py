@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -128,7 +129,7 @@ class Turn:
         work = "tool_follow_up" if answers_tool else "primary"
         self._runner = AttemptRunner[Piece, ServiceAdapter](planner, admission, work, self._send)
         self._runner.is_speculative = is_speculative
-        self._settled = asyncio.Event()
+        self._over, self._settled = asyncio.Event(), asyncio.Event()
         self._confirmed_at: float | None = None
         self._was_withdrawn = False
         if not is_speculative:
@@ -151,6 +152,12 @@ class Turn:
             drains: Takes over the losers that finish.
             end: Called when the answer is complete, before the last requests of losers are closed.
         """
+        try:
+            await self._race(drains, end)
+        finally:
+            self._over.set()
+
+    async def _race(self, drains: TaskScope, end: Callable[[], Awaitable[None]]) -> None:
         runner = self._runner
         async with TaskScope() as scope:
             try:
@@ -245,7 +252,7 @@ class Turn:
 
     @property
     def _has_probe(self) -> bool:
-        return self._policy.losers == "cancel" and bool(self._runner.probes)
+        return self._runner.losers == "cancel" and bool(self._runner.probes)
 
     # ---- the attempts
 
@@ -273,8 +280,23 @@ class Turn:
                 sink.piece(LLMTextFrame(""), usable=True)
         finally:
             if stats.keeps_text and attempt.outcome == "superseded":
-                drained = report_drained(self._number, attempt, self._planner, self._loop.time())
-                await self._sink.drained(drained)
+                await self._sink.drained(await self._drained(attempt))
+
+    async def _drained(self, attempt: ProviderAttempt) -> DrainedAnswer:
+        """Report a loser's answer beside the released one, once that is whole."""
+        ended_at, task = self._loop.time(), asyncio.current_task()
+        if task is None or not task.cancelling():
+            await self._over.wait()
+        winner = self._runner.winner
+        calls = [] if winner is None else winner.stats.tool_calls
+        report = report_drained(self._number, attempt, self._planner, ended_at)
+        return dataclasses.replace(
+            report,
+            tool_calls=json.dumps(attempt.stats.tool_calls, default=str),
+            winner=None if winner is None else winner.provider,
+            said=self._buffer.said,
+            said_tool_calls=json.dumps(calls, default=str),
+        )
 
     def _continuation(self) -> list[LLMContextMessage]:
         if not _has_text(self._buffer.said):
