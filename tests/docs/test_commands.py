@@ -13,11 +13,12 @@ import pytest
 from pipecat_hedge.cli import main
 from tests.docs.pages import OTHERS, PAGES, ROOT, Page, doc
 
-COMMANDS = ("simulate", "replay", "whatif", "report", "top", "proxy", "bench", "drill")
+COMMANDS = ("simulate", "replay", "whatif", "report", "compare", "top", "proxy", "bench", "drill")
 GUIDES = {
     "replay.md": ("replay",),
     "whatif.md": ("whatif",),
     "report.md": ("report",),
+    "compare.md": ("compare",),
     "top.md": ("top",),
     "simulator.md": ("simulate",),
     "drills.md": ("bench", "drill"),

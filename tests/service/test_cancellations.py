@@ -82,7 +82,7 @@ async def over(line: Line, *members: Hanging) -> float:
     await line.report()
     taken = loop.time() - since
     await asyncio.sleep(CLOSING_SECS)
-    assert [member.live for member in members] == [0, 0]
+    assert not any(member.live for member in members)
     assert len(line.reports) == 1
     return taken
 
@@ -94,7 +94,8 @@ async def test_turn_ends_at_once_and_the_next_works(
     point: str, commit: Any, end: type[Frame]
 ) -> None:
     """By an interruption, a speculation that is withdrawn, or the session's end."""
-    members, is_speculation = both(point), end is EagerEndOfTurnCancelFrame
+    is_speculation = end is EagerEndOfTurnCancelFrame
+    members = both(point)[: 1 if is_speculation else 2]  # the second is not asked so early
     async with Line(hedged(*members, commit=commit)) as line:
         await line.send(LLMContextFrame(said(), speculation=is_speculation))
         await asyncio.sleep(HUNG_AT)
@@ -109,7 +110,6 @@ async def test_turn_ends_at_once_and_the_next_works(
         assert bool(line.framing) is not is_speculation
         before = line.text
         await line.ask()
-        await asyncio.sleep(CLOSING_SECS)  # one may hang in its first turn, which may be this
     assert (line.text, line.errors) == (before + "Hello again.", [])
 
 

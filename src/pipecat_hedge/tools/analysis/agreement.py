@@ -15,61 +15,28 @@ LENGTHS = 4.0
 """An answer that is this many times as long says something else."""
 SHORT_CHARS = 40
 """Below this length a factor means nothing."""
+_TENS = {"noon": 12, "midnight": 0, "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50}
+_UNITS = "zero one two three four five six seven eight nine ten eleven twelve".split()  # noqa: SIM905
 _NUMBERS = {
-    word: str(number)
-    for number, word in enumerate(
-        [
-            "zero",
-            "one",
-            "two",
-            "three",
-            "four",
-            "five",
-            "six",
-            "seven",
-            "eight",
-            "nine",
-            "ten",
-            "eleven",
-            "twelve",
-        ]
-    )
-} | {"noon": "12", "midnight": "0", "twenty": "20", "thirty": "30", "forty": "40", "fifty": "50"}
+    word: str(number) for word, number in ({w: n for n, w in enumerate(_UNITS)} | _TENS).items()
+}
 _FIGURE = re.compile(r"\d+(?:[.,:]\d+)*")
-_DAYS = [
-    "monday",
-    "tuesday",
-    "wednesday",
-    "thursday",
-    "friday",
-    "saturday",
-    "sunday",
-    "today",
-    "tomorrow",
-    "tonight",
-    "yesterday",
-    "january",
-    "february",
-    "march",
-    "april",
-    "may",
-    "june",
-    "july",
-    "august",
-    "september",
-    "october",
-    "november",
-    "december",
-]
+_DAY = re.compile(
+    r"\b(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day|today|tomorrow|tonight|yesterday|january"
+    r"|february|march|april|may|june|july|august|september|october|november|december)s?\b",
+    re.IGNORECASE,
+)
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 _MERIDIEM = re.compile(r"\b(\d{1,2})(?::(\d\d))?\s*(a|p)\.?m\b\.?", re.IGNORECASE)
 _NEGATION = re.compile(
-    r"\b(?:no|not|never|none|nothing|neither|nor|without|unfortunately|cannot|closed|unavailable|\w+n['’]t)\b",
-    re.I,
+    r"\b(?:no|not|never|none|nothing|neither|nor|without|unfortunately|cannot|closed|unavailable"
+    r"|\w+n['’]t)\b",
+    re.IGNORECASE,
 )
 _REFUSAL = re.compile(
-    r"\b(?:i(?:['’]m| am) (?:sorry|afraid|unable|not able)|i (?:can(?:no|['’])t|cannot) (?:help|assist|do|provide|answer|discuss)"
-    r"|as an ai|i do(?:n['’]t| not) have (?:access|information))\b",
+    r"\bi(?:['’]m| am) (?:sorry|afraid|unable|not able)\b|\bas an ai\b"
+    r"|\bi (?:can['’]t|cannot) (?:help|assist|do|provide|answer|discuss)\b"
+    r"|\bi do(?:n['’]t| not) have (?:access|information)\b",
     re.IGNORECASE,
 )
 
@@ -125,14 +92,14 @@ def _in_24_hours(match: re.Match[str]) -> str:
 
 
 def _plain(figure: str) -> str:
-    figure = figure.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+", figure) else figure
+    figure = figure.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", figure) else figure
     figure = figure.replace(",", ".")
     return re.sub(r"[.:]0+$", "", figure)
 
 
 def _dates(said: Said) -> set[str]:
     """The days and months that are named."""
-    return {word for word in _WORD.findall(said.text.casefold()) if word in _DAYS}
+    return {day.casefold().rstrip("s") for day in _DAY.findall(said.text)}
 
 
 def _polarity(said: Said) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.analysis.agreement import CHECKS, Said, disagreements
-from pipecat_hedge.tools.formatting import count, print_json, share, text_table
+from pipecat_hedge.tools.formatting import count, print_json, share, terminal_width, text_table
 
 __all__ = ["Comparison", "Pair", "compared", "configure", "run"]
 
@@ -151,7 +151,7 @@ def _pair(line: str) -> Pair | None:
         else:
             return None
         if names[1] < names[0]:
-            names, answers = names[::-1], answers[::-1]
+            names, answers = (names[1], names[0]), (answers[1], answers[0])
         differs = disagreements(*answers)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
@@ -181,16 +181,16 @@ def run(args: argparse.Namespace) -> int:
     pairs = list(read_pairs(args.files))
     comparisons = compared(pairs)
     if args.json:
-        print_json(comparisons, version=1)
+        print_json({"comparisons": comparisons}, version=1)
     else:
-        print(shown(comparisons))
+        print(shown(comparisons, terminal_width()))
         if args.errors is not None:
             print(f"\n{_advice(pairs, args.errors)}")
     is_below = args.floor is not None and any(c.agreement < args.floor for c in comparisons)
     return 1 if is_below else 0
 
 
-def shown(comparisons: Sequence[Comparison]) -> str:
+def shown(comparisons: Sequence[Comparison], width: int) -> str:
     """Return a table of the pairs of providers, and the worst answers side by side."""
     checks = [*CHECKS, "length"]
     rows = [
@@ -202,16 +202,12 @@ def shown(comparisons: Sequence[Comparison]) -> str:
         ]
         for each in comparisons
     ]
-    parts = [text_table(["providers", "turns", "agree (95 %)", *checks], rows)]
-    for each in comparisons:
-        for pair in each.worst:
-            parts.append(
-                f"\n{', '.join(pair.differs_by)}" + (f": {pair.question}" if pair.question else "")
-            )
-            parts += [
-                f"  {name}: {_brief(said)}"
-                for name, said in zip(pair.names, pair.answers, strict=True)
-            ]
+    parts = [text_table(["providers", "turns", "agree (95 %)", *checks], rows, width, checks[::-1])]
+    for pair in (pair for each in comparisons for pair in each.worst):
+        asked = f": {pair.question}" if pair.question else ""
+        parts.append(f"\n{', '.join(pair.differs_by)}{asked}")
+        for name, said in zip(pair.names, pair.answers, strict=True):
+            parts.append(f"  {name}: {_brief(said)}")
     return "\n".join(parts)
 
 

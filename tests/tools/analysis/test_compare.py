@@ -1,0 +1,123 @@
+"""How much answers to the same turns differ."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipecat_hedge import HedgePolicy
+from pipecat_hedge.cli import main
+from pipecat_hedge.race import ConfigurationError
+from pipecat_hedge.testing import Say, Wait
+from pipecat_hedge.tools.analysis.agreement import Said, disagreements
+from pipecat_hedge.tools.analysis.compare import Pair, threshold_for, wilson
+from tests.service.builders import racing, scripted
+from tests.support.line import Line
+
+BOOK = '[["book", {"guests": 2, "at": "19:00"}]]'
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "differs_by"),
+    [
+        pytest.param("We open at noon.", "Our doors open at 12.", [], id="paraphrase"),
+        pytest.param("Yes, at 7 pm.", "Sure, at 19:00 then.", [], id="the same time"),
+        pytest.param("It is $1,200.00 in all.", "In total $1200.", [], id="the same price"),
+        pytest.param("It costs 12 euros.", "It costs 21 euros.", ["figures"], id="changed price"),
+        pytest.param("See you on Friday.", "See you on Sunday.", ["dates"], id="changed day"),
+        pytest.param("Yes, we are open.", "No, we are not open.", ["polarity"], id="negation"),
+        pytest.param("Yes, we are open.", "Yes, we aren't open.", ["polarity"], id="contraction"),
+        pytest.param("It is blue.", "I'm sorry, but I am.", ["refusal"], id="refusal"),
+        pytest.param(
+            "Yes, we are open.", "Yes. " + "We are open all day. " * 9, ["length"], id="rambles"
+        ),
+    ],
+)
+def test_seeded_differences_are_found(one: str, other: str, differs_by: list[str]) -> None:
+    assert disagreements(Said(one), Said(other)) == differs_by
+    assert disagreements(Said(other), Said(one)) == differs_by
+
+
+@pytest.mark.parametrize(
+    ("calls", "differs"),
+    [
+        ('[["book", {"at": "19:00 ", "guests": 2.0}]]', False),
+        ('[["book", {"guests": 3, "at": "19:00"}]]', True),
+        ('[["cancel", {"guests": 2, "at": "19:00"}]]', True),
+        ("[]", True),
+    ],
+)
+def test_tool_calls_are_compared_by_name_and_arguments(calls: str, differs: bool) -> None:
+    assert disagreements(Said("", BOOK), Said("", calls)) == (["tools"] if differs else [])
+
+
+def test_interval_is_wilsons() -> None:
+    """Against the values of his formula for 8 of 10."""
+    assert wilson(8, 10) == pytest.approx((0.490, 0.943), abs=1e-3)
+    assert wilson(10, 10)[1] == pytest.approx(1.0)
+
+
+def line(one: str, other: str, **more: Any) -> str:
+    record = {"winner": "a", "provider": "b", "complete": True, "said": one, "text": other}
+    return json.dumps({"said_tool_calls": "[]", "tool_calls": "[]", **record, **more})
+
+
+def test_command_shows_pairs_and_fails_below_a_floor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "losers.jsonl"
+    lines = [line("We open at noon.", "At 12 we open.")] * 8
+    lines += [line("It costs 12 euros.", "It does not cost 21 euros.")] * 2
+    log.write_text("\n".join([*lines, line("x", "y", complete=False), "no JSON"]))
+    assert main(["compare", str(log)]) == 0
+    out = capsys.readouterr().out
+    assert "a / b" in out
+    assert "80.0 % (49.0 % to 94.3 %)" in out
+    assert "figures, polarity\n  a: It costs 12 euros.\n  b: It does not cost 21 euros." in out
+    assert main(["compare", str(log), "--floor", "0.9", "--json"]) == 1
+    (figures,) = json.loads(capsys.readouterr().out)["comparisons"]
+    assert (figures["turns"], figures["differs_by"]) == (10, {"figures": 2, "polarity": 2})
+    log.write_text("")
+    assert main(["compare", str(log)]) == 2
+    assert "has no answers side by side" in capsys.readouterr().err
+
+
+def test_threshold_follows_from_the_stated_error_rate() -> None:
+    def shadow(similarity: float, *, wrong: bool) -> Pair:
+        answers = Said("Yes."), Said("No.")
+        return Pair(("faq", "said"), answers, "", similarity, ("polarity",) if wrong else ())
+
+    pairs = [shadow(0.96, wrong=False)] * 300 + [shadow(0.93, wrong=True)] * 30
+    assert threshold_for(pairs, 0.02) == 0.96
+    assert threshold_for(pairs, 0.2) == 0.93
+    assert threshold_for(pairs[:20], 0.02) is None
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(("share", "drained"), [(1.0, 20), (0.0, 0)])
+async def test_drained_losers_are_logged_beside_what_was_said(
+    tmp_path: Path, share: float, drained: int
+) -> None:
+    log = tmp_path / "losers.jsonl"
+    policy = HedgePolicy.race(2, losers="drain", drain_share=share)
+    members = (
+        scripted(Wait(0.1), Say("Yes. "), Wait(0.5), Say("Till nine.")),
+        scripted(Wait(0.2), Say("Till 9.")),
+    )
+    async with Line(racing(*members, policy=policy, drained_log=log)) as line:
+        for turn in range(20):
+            await line.ask()
+            await line.report(turn + 1)
+    records = [json.loads(text) for text in log.read_text().splitlines()] if drained else []
+    assert len(records) == drained
+    for record in records:
+        assert (record["winner"], record["said"]) == ("a", "Yes. Till nine.")
+        assert (record["provider"], record["text"]) == ("b", "Till 9.")
+
+
+def test_share_is_checked() -> None:
+    with pytest.raises(ConfigurationError, match="drain_share must be from 0 to 1, got 2"):
+        HedgePolicy.race(2, drain_share=2)
