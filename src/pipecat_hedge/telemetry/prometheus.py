@@ -150,6 +150,8 @@ class PrometheusRecorder(Collector):
             self._rejected.labels("turn").inc()
         for attempt in report.attempts:
             self._record_attempt(attempt, report)
+        if report.known_answer is not None:
+            self._known_answers.labels(report.known_answer).inc()
         if report.filler is not None:
             self._fillers.labels(report.filler.cause, _result(report.filler)).inc()
 
@@ -299,6 +301,7 @@ class PrometheusRecorder(Collector):
         self._rejected = counter(
             "rejected", "Attempts rejected for lack of a permit, by launch reason; turns.", "kind"
         )
+        self._known_answers = counter("known_answers", "Turns that asked nobody.", "source")
         self._fillers = counter("fillers", "Fillers by result.", "cause result")
         self._cold_connections = counter(
             "cold_connections", "Requests that opened a connection.", "provider"

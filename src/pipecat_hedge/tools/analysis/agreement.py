@@ -92,7 +92,9 @@ def _in_24_hours(match: re.Match[str]) -> str:
 
 
 def _plain(figure: str) -> str:
-    figure = figure.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", figure) else figure
+    figure = (
+        figure.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", figure) else figure
+    )
     figure = figure.replace(",", ".")
     return re.sub(r"[.:]0+$", "", figure)
 

@@ -253,7 +253,10 @@ def report_of(
     few = f"{count(len(turns), 'turn')} are too few for a p99: the percentiles are rough."
     return Report(
         log.files,
-        tuple(_headline(all_turns, objectives, incidents, hedging, answer, zone)),
+        (
+            *_headline(all_turns, objectives, incidents, hedging, answer, zone),
+            *_sooner(log),
+        ),
         few if len(turns) < FEW else "",
         log.skipped,
         tuple(log.named_skips),
@@ -466,6 +469,15 @@ def _resampled(turns: Sequence[LoggedTurn], seed: int) -> Iterable[_Figure]:
         total = weights @ below
         ratio = np.divide(weights @ above, total, out=np.full(len(total), np.nan), where=total > 0)
         yield name, unit, ratio, len(turns) >= MIN_TURNS
+
+
+def _sooner(log: Log) -> list[str]:
+    """Say what was answered without a request, and what was withdrawn."""
+    known = Counter(turn.report.known_answer for turn in log.turns if turn.report.known_answer)
+    lines = [f"{count(known[name], 'answer')} from {name}, without a request" for name in known]
+    if log.withdrawn:
+        lines.append(f"{count(log.withdrawn, 'speculative turn')} withdrawn, left out here")
+    return [f"{line}." for line in lines]
 
 
 def _headline(

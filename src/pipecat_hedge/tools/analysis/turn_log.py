@@ -99,7 +99,8 @@ class Log:
 
     Attributes:
         files: The files' names, without their folders.
-        turns: The turns.
+        turns: The turns, without those that were speculative and withdrawn: no caller waited.
+        withdrawn: How many of those there were.
         voice_turns: Voice latencies, if one of the files has them.
         skipped: The number of unusable lines.
         named_skips: The first of them, with file, line and field.
@@ -108,6 +109,7 @@ class Log:
     files: tuple[str, ...]
     turns: list[LoggedTurn] = field(default_factory=list[LoggedTurn])
     voice_turns: list[VoiceTurn] = field(default_factory=list[VoiceTurn])
+    withdrawn: int = 0
     skipped: int = 0
     named_skips: list[str] = field(default_factory=list[str])
 
@@ -139,7 +141,10 @@ def read_logs(paths: Sequence[str | Path]) -> Log:
                     if "anchor" in record and "attempts" not in record:
                         log.voice_turns += _voice_turns(record)
                     else:
-                        log.turns.append(_logged(record, policies))
+                        turn = _logged(record, policies)
+                        is_void = turn.report.outcome == "withdrawn"
+                        log.withdrawn += is_void
+                        log.turns += [] if is_void else [turn]
                 except ValueError as e:
                     log.skip(path, number, str(e))
     if not log.turns:
