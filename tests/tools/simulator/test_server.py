@@ -312,3 +312,19 @@ async def test_conditions_of_one_model_leave_others_alone(
             assert response.status == 400
     async with session.post(f"{address}-mega", json={}) as response:
         assert response.status == 400
+
+
+async def test_conditions_of_a_region_apply_to_all_its_models(
+    sim: Simulator, session: aiohttp.ClientSession
+) -> None:
+    address = f"{sim.url}/simulator/conditions?region=west"
+    async with session.post(address, json={"fault": "529"}) as response:
+        assert response.status == 200
+    for model, status in (
+        ("fixed?region=west", 529),
+        ("gpt-4.1?ttft=0&region=west", 529),
+        ("fixed?region=north", 200),
+        ("fixed", 200),
+    ):
+        await ask(session, sim, model)
+        assert sim.ledger.requests[-1].status == status, model

@@ -94,6 +94,7 @@ class Behaviour(BaseModel):
     answer: _Text | None = _key(None, "the text to answer, URL-encoded, not blank")
     tool: _Text | None = _key(None, "the name of a tool to call, not blank")
     args: _Object | None = _key(None, "a JSON object, the arguments of that call")
+    region: _Text | None = _key(None, "the region that conditions can be set for, not blank")
     slow: float = _key(
         1.0, "a factor on all times of the answer, more than 0", gt=0, allow_inf_nan=False
     )

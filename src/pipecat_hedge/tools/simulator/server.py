@@ -95,7 +95,7 @@ class Simulator(ProviderUrls):
         started = loop.time()
         self._ledger = Ledger(lambda: loop.time() - started)
         self._capacity = CapacityLimiter(self._default_capacity or math.inf)
-        # By model name; those of "" apply to every model, before its own.
+        # By model name or region; those of "" apply to every model, then those of its region.
         self._conditions: dict[str, dict[str, Any]] = {}
         self._overrides: dict[str, dict[str, Any]] = {}
         self._requests: Counter[str] = Counter()
@@ -247,7 +247,7 @@ class Simulator(ProviderUrls):
         number = self._requests[entry.model]
         self._requests[entry.model] += 1
         async with self._capacity:
-            for name in ("", entry.model):
+            for name in ("", _of_region(behaviour.region), entry.model):
                 behaviour = behaviour.model_copy(update=self._overrides.get(name, {}))
             planned = plan(behaviour, prompt, random.Random(f"{self._seed} {entry.model} {number}"))
             entry.fault = planned.fault.name if planned.fault else None
@@ -286,26 +286,25 @@ class Simulator(ProviderUrls):
         return web.json_response(self.ledger.as_dict())
 
     async def _get_conditions(self, request: web.Request) -> web.Response:
-        model = request.query.get("model", "")
-        return web.json_response(self._conditions.get(model, {}))
+        return web.json_response(self._conditions.get(_scope(request), {}))
 
     async def _post_conditions(self, request: web.Request) -> web.Response:
         if not is_loopback(request.remote):
             return _error(403, "conditions can be set from this machine only")
-        model = request.query.get("model", "")
+        scope, model = _scope(request), request.query.get("model", "")
         try:
             conditions = await _json_body(request)
             overrides = read_conditions(conditions)
             if model:
                 parse_model(model)
-            if model and "capacity" in overrides:
+            if scope and "capacity" in overrides:
                 raise BehaviourError("capacity: all models share it, leave out the model")
         except (BehaviourError, PromptError) as error:
             return _error(400, str(error))
-        if not model:
+        if not scope:
             capacity = overrides.pop("capacity", self._default_capacity)
             self._capacity.total_tokens = capacity or math.inf
-        self._conditions[model], self._overrides[model] = conditions, overrides
+        self._conditions[scope], self._overrides[scope] = conditions, overrides
         return web.json_response(conditions)
 
     async def _unknown(self, request: web.Request) -> web.Response:
@@ -337,6 +336,15 @@ def _model_in(body: dict[str, Any]) -> str:
 def is_loopback(address: str | None) -> bool:
     """Whether a client's address is loopback."""
     return address is not None and ipaddress.ip_address(address).is_loopback
+
+
+def _scope(request: web.Request) -> str:
+    """What the conditions of a request apply to: a model, a region, or everything."""
+    return request.query.get("model") or _of_region(request.query.get("region"))
+
+
+def _of_region(region: str | None) -> str:
+    return f"region {region}" if region else ""
 
 
 def _error(status: int, message: str) -> web.Response:
