@@ -60,6 +60,7 @@ KEYS_AND_VALUES = [
     ("answer", "Yes,%20we do & gladly.", "Yes, we do & gladly."),
     ("tool", "look_up", "look_up"),
     ("args", '{"a": 1, "b": 2}', {"a": 1, "b": 2}),
+    ("region", "eu-west", "eu-west"),
     ("slow", "2", 2),
 ]
 
