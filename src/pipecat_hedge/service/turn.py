@@ -129,6 +129,7 @@ class Turn:
         work = "tool_follow_up" if answers_tool else "primary"
         self._runner = AttemptRunner[Piece, ServiceAdapter](planner, admission, work, self._send)
         self._runner.is_speculative = is_speculative
+        self._drains = TaskScope()
         self._over, self._settled = asyncio.Event(), asyncio.Event()
         self._confirmed_at: float | None = None
         self._was_withdrawn = False
@@ -152,6 +153,7 @@ class Turn:
             drains: Takes over the losers that finish.
             end: Called when the answer is complete, before the last requests of losers are closed.
         """
+        self._drains = drains
         try:
             await self._race(drains, end)
         finally:
@@ -280,18 +282,28 @@ class Turn:
                 sink.piece(LLMTextFrame(""), usable=True)
         finally:
             if stats.keeps_text and attempt.outcome == "superseded":
-                await self._sink.drained(await self._drained(attempt))
+                await self._report_drained(attempt)
 
-    async def _drained(self, attempt: ProviderAttempt) -> DrainedAnswer:
-        """Report a loser's answer beside the released one, once that is whole."""
+    async def _report_drained(self, attempt: ProviderAttempt) -> None:
+        """Publish a loser's answer beside the released one, once that is whole."""
         ended_at, task = self._loop.time(), asyncio.current_task()
-        if task is None or not task.cancelling():
-            await self._over.wait()
+
+        async def publish() -> None:
+            try:
+                await self._over.wait()
+            finally:  # also if the next turn or an interruption ends the wait
+                await self._sink.drained(self._drained(attempt, ended_at))
+
+        if task is not None and task.cancelling():
+            await self._sink.drained(self._drained(attempt, ended_at))
+        else:  # in a task of its own: the loser's permit is released now
+            self._drains.start(publish(), name=f"drained: {attempt.provider}")
+
+    def _drained(self, attempt: ProviderAttempt, ended_at: float) -> DrainedAnswer:
         winner = self._runner.winner
         calls = [] if winner is None else winner.stats.tool_calls
-        report = report_drained(self._number, attempt, self._planner, ended_at)
         return dataclasses.replace(
-            report,
+            report_drained(self._number, attempt, self._planner, ended_at),
             tool_calls=json.dumps(attempt.stats.tool_calls, default=str),
             winner=None if winner is None else winner.provider,
             said=self._buffer.said,

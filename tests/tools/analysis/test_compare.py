@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from pipecat_hedge import HedgePolicy
 from pipecat_hedge.cli import main
-from pipecat_hedge.race import ConfigurationError
+from pipecat_hedge.race import ConfigurationError, DrainedAnswer
 from pipecat_hedge.testing import Say, Wait
 from pipecat_hedge.tools.analysis.agreement import Said, disagreements
 from pipecat_hedge.tools.analysis.compare import Pair, threshold_for, wilson
@@ -121,3 +122,31 @@ async def test_drained_losers_are_logged_beside_what_was_said(
 def test_share_is_checked() -> None:
     with pytest.raises(ConfigurationError, match="drain_share must be from 0 to 1, got 2"):
         HedgePolicy.race(2, drain_share=2)
+
+
+@pytest.mark.virtual_time
+async def test_loser_that_finishes_first_is_logged_with_the_whole_answer_and_holds_no_permit() -> (
+    None
+):
+    slow = scripted(Wait(0.1), Say("Yes. "), Wait(9.0), Say("Till nine."))
+    members = slow, scripted(Wait(0.2), Say("Till 9."))
+    llm = racing(*members, policy=HedgePolicy.race(2, losers="drain"))
+    answers: list[DrainedAnswer] = []
+
+    @llm.event_handler("on_loser_drained")
+    async def on_loser_drained(_: object, answer: DrainedAnswer) -> None:
+        answers.append(answer)
+
+    async with Line(llm) as line:
+        asked = asyncio.create_task(line.ask())
+        await asyncio.sleep(1.0)
+        assert [state.in_flight for state in llm.provider_states()] == [1, 0]
+        await asked
+        await asyncio.sleep(0.1)
+        assert [answer.said for answer in answers] == ["Yes. Till nine."]
+        asked = asyncio.create_task(line.ask())
+        await asyncio.sleep(1.0)
+        await line.interrupt()
+        await asyncio.sleep(1.0)
+        assert [answer.said for answer in answers] == ["Yes. Till nine.", "Yes. "]
+        asked.cancel()
