@@ -1,7 +1,7 @@
-"""What hedging and known answers do for the platform of the "jagged edges" report, in virtual time.
+"""What hedging and known answers do for the platform of the "jagged edges" report.
 
 Two providers of the profile ``jagged`` (p50 0.2 s, p95 2.3 s, p99 8 s), each of which serves so many
-requests at once and lets others wait; callers in calls of many turns. A share of the turns asks
+requests at once and lets others wait; callers in calls of many turns; in virtual time. A share of the turns asks
 what a FAQ knows. Prints a table. ``python -m scripts.jagged_platform``
 """
 
@@ -103,6 +103,7 @@ async def measured(
 
 
 def row(name: str, waits: Sequence[float], extra: float) -> str:
+    """Format a row; it says whether the report's own figures are reached."""
     p50, p95, p99 = 1_000 * np.quantile(waits, (0.5, 0.95, 0.99))
     met = all(p <= goal for p, goal in zip((p50, p95, p99), GOAL_MS, strict=True))
     mark = "  goal met" if met else ""
