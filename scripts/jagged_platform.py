@@ -1,8 +1,8 @@
 """What hedging and known answers do for the platform of the "jagged edges" report.
 
-Two providers of the profile ``jagged`` (p50 0.2 s, p95 2.3 s, p99 8 s), each of which serves so many
-requests at once and lets others wait; callers in calls of many turns; in virtual time. A share of the turns asks
-what a FAQ knows. Prints a table. ``python -m scripts.jagged_platform``
+In virtual time: two providers of the profile ``jagged`` (p50 0.2 s, p95 2.3 s, p99 8 s), each of
+which serves so many requests at once and lets others wait, and callers in calls of many turns. A
+share of the turns asks what a FAQ knows. ``python -m scripts.jagged_platform`` prints a table.
 """
 
 from __future__ import annotations
