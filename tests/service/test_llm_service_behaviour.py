@@ -92,3 +92,11 @@ async def test_other_frames_pass_in_order() -> None:
         kinds = (TTSSpeakFrame, LLMTextFrame)
         texts = [frame.text for _, frame in line.heard if isinstance(frame, kinds)]
     assert texts == ["One", "Hi.", "Two"]
+
+
+async def test_skip_tts_of_a_member_does_not_count() -> None:
+    """Whether text is spoken is the host's to say, as of a member that was used alone before."""
+    member = scripted(Say("Yes."))
+    member._skip_tts = True
+    line = await asked(racing(member))
+    assert [frame.skip_tts for frame in line.frames(LLMTextFrame)] == [None]

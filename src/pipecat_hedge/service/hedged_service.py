@@ -714,7 +714,9 @@ class HedgedLLMService(LLMService):
         self._timed_first_text = False
         self._members.turn_began()
 
-    async def say(self, text: str, *, at: float | None = None) -> None:
+    async def say(
+        self, text: str, *, at: float | None = None, frame: LLMTextFrame | None = None
+    ) -> None:
         """Release a piece of the winner's text; see ``ResponseSink``."""
         if not self._timed_first_text:
             self._timed_first_text = True
@@ -722,7 +724,10 @@ class HedgedLLMService(LLMService):
             wall_time = time.time() - age_secs
             await self.stop_ttfb_metrics(end_time=wall_time)
             await self.stop_ttfat_metrics(end_time=wall_time)
-        await self._push_llm_text(text)
+        if frame is None or self._filter_incomplete_user_turns:
+            await self._push_llm_text(text)
+        else:
+            await self.push_frame(frame)
 
     async def retract(self, text: str) -> None:
         """Prevent the last text from being spoken; see ``ResponseSink``."""

@@ -48,8 +48,16 @@ class ResponseSink(Protocol):
     A ``wall_time`` is when a piece came from the provider, in Unix time.
     """
 
-    async def say(self, text: str, *, at: float | None = None) -> None:
-        """Release a piece of answer text that came at ``at``, in the loop's time; None is now."""
+    async def say(
+        self, text: str, *, at: float | None = None, frame: LLMTextFrame | None = None
+    ) -> None:
+        """Release a piece of answer text.
+
+        Args:
+            text: The text.
+            at: When it came, in the loop's time; None is now.
+            frame: The provider's frame with just this text, to be released itself; None makes one.
+        """
         ...
 
     async def retract(self, text: str) -> None:
@@ -355,7 +363,9 @@ class Turn:
     async def _deliver(self, piece: Piece, at: float) -> None:
         if isinstance(piece, LLMTextFrame):
             if text := await self._buffer.feed(piece.text):
-                await self._sink.say(text, at=at)
+                # What a member says of speech does not hold: that is the host's to say.
+                is_plain = text is piece.text and piece.skip_tts is None
+                await self._sink.say(text, at=at, frame=piece if is_plain else None)
             return
         wall_time = time.time() - (self._loop.time() - at)
         if isinstance(piece, ToolCalls):
