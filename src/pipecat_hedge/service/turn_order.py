@@ -15,7 +15,7 @@ from pipecat_hedge.service.turn_planner import GIVEN_ORDER
 
 __all__ = ["TurnOrder"]
 
-Entry = ProviderMember[ServiceAdapter]
+Member = ProviderMember[ServiceAdapter]
 
 
 class TurnOrder:
@@ -23,7 +23,7 @@ class TurnOrder:
 
     def __init__(
         self,
-        entries: Sequence[Entry],
+        entries: Sequence[Member],
         regions: Mapping[str, str | None],
         route: TurnRoute | None,
     ):
@@ -58,7 +58,7 @@ class TurnOrder:
             self._routed_to[choice.first[0]] = None
         return choice
 
-    def of(self, first: Sequence[str] = ()) -> Sequence[Entry]:
+    def of(self, first: Sequence[str] = ()) -> Sequence[Member]:
         """Return the providers in a turn's order.
 
         Args:
@@ -80,7 +80,7 @@ def _rank(name: str, first: Sequence[str]) -> int:
     return first.index(name) if name in first else len(first)
 
 
-def _nearest_first(entries: Sequence[Entry]) -> list[Entry]:
+def _nearest_first(entries: Sequence[Member]) -> list[Member]:
     """Put the nearest of the providers that serve the first one's model first.
 
     Others are not interchangeable: a nearer provider may be a worse model.
