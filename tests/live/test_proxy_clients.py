@@ -347,18 +347,16 @@ async def test_a_cloud_s_refusal_keeps_its_status(cloud: Cloud, kind: str) -> No
             assert refused.value.response.headers["retry-after"] == "7"
 
 
-async def test_a_cloud_s_refusal_is_replaced(cloud: Cloud, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [("bedrock", "busy"), ("vertex", "busy"), ("vertex", "error")],
+    indirect=["kind"],
+)
+async def test_a_cloud_that_refuses_or_sends_an_error_event_is_replaced(
+    cloud: Cloud, kind: str, fault: str
+) -> None:
     async with (
-        claude_on(cloud, kind, "busy", "claude-x") as client,
-        client.messages.stream(model="claude", max_tokens=99, messages=ASK) as stream,
-    ):
-        assert "vorbei" in await stream.get_final_text()
-
-
-@pytest.mark.parametrize("kind", ["vertex"], indirect=True)
-async def test_a_cloud_s_error_event_does_not_win(cloud: Cloud, kind: str) -> None:
-    async with (
-        claude_on(cloud, kind, "error", "claude-x") as client,
+        claude_on(cloud, kind, fault, "claude-x") as client,
         client.messages.stream(model="claude", max_tokens=99, messages=ASK) as stream,
     ):
         assert "vorbei" in await stream.get_final_text()

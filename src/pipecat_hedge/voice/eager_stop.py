@@ -103,7 +103,7 @@ class EagerStopStrategy(BaseUserTurnStopStrategy):
         await self._inner.handle_user_turn_started()
 
     async def handle_user_turn_stopped(self) -> None:
-        """End a turn, whoever decided so."""
+        """Discard the state of a turn that has ended."""
         await self._begin()
         await self._inner.handle_user_turn_stopped()
 

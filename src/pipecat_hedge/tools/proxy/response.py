@@ -126,7 +126,7 @@ class Response:
                 await self._changed.wait()
 
     def notify(self) -> None:
-        """Wake whoever waits for a change."""
+        """Wake all tasks that wait for a change."""
         self._changed.set()
         self._changed = asyncio.Event()
 

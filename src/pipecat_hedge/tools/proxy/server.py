@@ -245,7 +245,7 @@ class ProxyServer:
                 del self._shared[share_as]
 
         def abandon() -> None:
-            forget()  # at once: whoever comes now must not join what is being closed
+            forget()  # at once: no new request may join a race that is being closed
             task.cancel()
 
         response = Response(keeps=keeps, abandoned=abandon)
