@@ -70,6 +70,21 @@ async def test_every_request_is_closed(
     assert [message["content"] for message in remembered] == ([heard] if heard else [])
 
 
+@pytest.mark.parametrize("wire", WIRES)
+async def test_request_is_closed_while_tokens_arrive(wire: str, sim: Simulator) -> None:
+    """Whatever its reader is doing at that moment; twenty times, because moments differ."""
+    members = [simulated(wire, sim, f"fixed@ttft=0.005,tps=1000,answer={'word ' * 400}")]
+    async with line_to(*members, policy=HedgePolicy.fallback()) as line:
+        for turn in range(1, 21):
+            heard = len(line.text)
+            await line.send(LLMContextFrame(LLMContext([{"role": "user", "content": "hello"}])))
+            await line.until(lambda heard=heard: len(line.text) > heard)
+            await line.interrupt()
+            await sim.wait_idle(1.0)
+            await line.report(turn)
+    assert {entry.outcome for entry in sim.ledger.requests} == {"aborted"}
+
+
 async def test_running_tool_is_cancelled(sim: Simulator) -> None:
     ended: list[str] = []
 

@@ -70,7 +70,9 @@ async def test_attempts_of_one_client_have_their_own_rate_limits(sim: Simulator)
 
     client = AsyncAnthropic(api_key="any", base_url=sim.anthropic_url)
     client._client.event_hooks["response"].append(theirs)
-    members = [anthropic(client, f"fixed@ttft=0.2,requests_left={left}") for left in (0, 7)]
+    members = [
+        anthropic(client, f"fixed@ttft=0.2,requests_left={left},reset=30") for left in (0, 7)
+    ]
     async with line_to(*members, policy=DRAIN, warm=False) as line:
         await line.ask()
         await sim.wait_idle(1.0)

@@ -8,11 +8,13 @@ import statistics
 from pathlib import Path
 
 import pytest
+from google.genai import types
 from pipecat.frames.frames import (
     LLMFullResponseStartFrame,
     LLMTextFrame,
 )
 from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.services.google.llm import GoogleLLMService
 
 from pipecat_hedge import HedgePolicy
 from pipecat_hedge.tools.simulator import Simulator
@@ -79,6 +81,21 @@ async def test_fast_failure_of_google_does_not_win(sim: Simulator, fault: str) -
     assert line.errors == []
     assert [a.outcome for a in report.attempts] == ["failed", "won"]
     assert len(sim.ledger.requests) == 2
+
+
+@pytest.mark.parametrize("fault", ["headers_then_silence", "stall"])
+async def test_timeout_of_the_google_service_stays_in_force(sim: Simulator, fault: str) -> None:
+    settings = GoogleLLMService.Settings(model=f"fixed@ttft=0.01,fault={fault},answer=We are. Up.")
+    options = types.HttpOptions(base_url=sim.url)
+    google = GoogleLLMService(
+        api_key="any", http_options=options, settings=settings, stream_idle_timeout_secs=0.3
+    )
+    async with line_to(google, policy=HedgePolicy.fallback(stall_secs=None)) as line:
+        await line.ask()
+        report = await line.report()
+    assert [a.outcome for a in report.attempts] == ["failed"]
+    assert ["connectivity" in error.error for error in line.errors] == [True]
+    await sim.wait_idle(1.0)
 
 
 @pytest.mark.parametrize("fastest", WIRES)

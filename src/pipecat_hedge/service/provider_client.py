@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -34,6 +35,7 @@ __all__ = [
     "keep_connections_open",
     "keepalive_expiry",
     "open_connection",
+    "read_stream_in_one_task",
     "switch_off_hidden_retries",
     "trace_client",
 ]
@@ -249,6 +251,36 @@ def switch_off_hidden_retries(service: LLMService[Any], *, is_alone: bool = Fals
     service._client = client.with_options(max_retries=0)  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
     logger.debug(f"{service}: SDK retries switched off, the race replaces what fails")
     return retries
+
+
+def read_stream_in_one_task(service: LLMService[Any]) -> None:
+    """Make Pipecat's Google service read each chunk in the task that is cancelled.
+
+    Before Python 3.12 its ``asyncio.wait_for`` reads a chunk in a task of its own. A request that
+    is cancelled before that task has run stays open until the next garbage collection, because the
+    SDK's response and its generator refer to each other.
+    """
+    if not hasattr(service, "_iter_stream") or not hasattr(service, "_stream_idle_timeout_secs"):
+        return
+
+    async def iter_stream(
+        response: AsyncIterator[Any], *, first_chunk_timeout: float | None
+    ) -> AsyncGenerator[Any]:
+        timeout_secs = first_chunk_timeout
+        try:
+            while True:
+                async with asyncio.timeout(timeout_secs):
+                    try:
+                        chunk = await anext(response)
+                    except StopAsyncIteration:
+                        return
+                yield chunk
+                timeout_secs = service._stream_idle_timeout_secs  # pyright: ignore[reportAttributeAccessIssue]
+        finally:
+            if isinstance(response, AsyncGenerator):
+                await response.aclose()
+
+    service._iter_stream = iter_stream  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def keep_connections_open(service: LLMService[Any]) -> None:

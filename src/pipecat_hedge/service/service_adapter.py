@@ -63,6 +63,7 @@ from pipecat_hedge.service.provider_client import (
     attempt_error,
     capture_rate_limits,
     keep_connections_open,
+    read_stream_in_one_task,
     switch_off_hidden_retries,
     trace_client,
 )
@@ -124,6 +125,7 @@ class ServiceAdapter:
         service.run_function_calls = self._take_tool_calls
         service.add_event_handler("on_completion_timeout", self._on_timeout)
         self.retries = switch_off_hidden_retries(service, is_alone=is_alone)
+        read_stream_in_one_task(service)
         keep_connections_open(service)
         trace_client(service)
         self.connection = WarmConnection(service)

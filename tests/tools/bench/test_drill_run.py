@@ -16,7 +16,7 @@ from pipecat_hedge.tools.bench.drill.figures import figures
 from pipecat_hedge.tools.bench.drill.running import Fleet, run_drill
 from pipecat_hedge.tools.bench.drill.scenarios import FIRST, PROVIDERS, VARIANTS, Drill, Event
 
-pytestmark = [pytest.mark.live, pytest.mark.realtime]
+pytestmark = pytest.mark.live
 
 BARE, RETRY, HEDGED = VARIANTS
 FLEET = Fleet(processes=2, sessions=5, think_secs=0.4, settle_secs=3.0, tail_secs=1.0)
