@@ -26,7 +26,7 @@ replay=$!
 trap 'kill "$live" "$replay" 2>/dev/null; rm -rf "$logs"' EXIT
 trap 'exit 130' INT TERM
 
-{ "$python" -m pytest --color "$color" -n 2 -m "live and not realtime" || touch "$logs/others_failed"; } | tee "$logs/others"
+{ "$python" -m pytest --color "$color" -n 2 --dist worksteal -m "live and not realtime" || touch "$logs/others_failed"; } | tee "$logs/others"
 [ ! -e "$logs/others_failed" ] || failed=1
 wait "$live" || failed=1
 wait "$replay" || failed=1

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
+from typing import Any
 
 import pytest
+from pipecat.frames.frames import Frame, LLMTextFrame
+from pipecat.processors.frame_processor import FrameDirection
 
-from pipecat_hedge import HedgePolicy, TurnReport
-from pipecat_hedge.testing import AutojumpLoop, Say, Step, Wait
+from pipecat_hedge import HedgePolicy, Provider, TurnReport
+from pipecat_hedge.testing import AutojumpLoop, Say, ScriptedLLMService, Step, Wait
 from tests.service.builders import NEVER, Raising, asked, racing, scripted
 from tests.support.line import Line
 
 pytestmark = pytest.mark.virtual_time
 
+DOWNSTREAM = FrameDirection.DOWNSTREAM
 READING = [Wait(0)] * 10
 """What an answer takes from the socket to the race: some rounds of the loop, and no time."""
 
@@ -50,3 +55,71 @@ async def test_client_that_cancels_itself_fails_its_attempt(others: str, outcome
     report = line.reports[0]
     assert (report.outcome, report.attempts[0].outcome) == (outcome, "failed")
     assert len(line.errors) == (outcome == "failed")
+
+
+async def test_attempt_inherits_nothing_from_the_one_whose_token_launched_it() -> None:
+    """The loop was blocked: the token is read after another attempt's timeout, before its timer."""
+    attempt: ContextVar[str] = ContextVar("attempt", default="none")
+    seen: list[str] = []
+
+    class Marking(ScriptedLLMService):
+        async def _play(self, *args: Any, **options: Any) -> None:
+            seen.append(attempt.get())
+            attempt.set("another")
+            await super()._play(*args, **options)
+
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, AutojumpLoop)
+    members = [
+        Provider("a", Marking([Wait(NEVER)]), timeout_secs=0.4),
+        Marking([Wait(0.15), *READING, Say("Well, "), Wait(0.1), Say("good evening.")]),
+        Marking([Wait(NEVER)]),
+    ]
+    policy = HedgePolicy.after(0.15, max_attempts=3, commit="first_sentence")
+    async with Line(racing(*members, policy=policy)) as line:
+        loop.call_later(0.2, loop._jump, 0.3)
+        await line.ask()
+        assert line.text == "Well, good evening."
+    assert seen == ["none"] * 3
+
+
+async def test_error_of_the_pipeline_is_no_failure_of_the_provider() -> None:
+    llm = racing(scripted(Say("Hello."), Wait(1)), policy=HedgePolicy.fallback())
+    push_frame = llm.push_frame
+
+    async def failing(frame: Frame, direction: FrameDirection = DOWNSTREAM) -> None:
+        if isinstance(frame, LLMTextFrame):
+            raise RuntimeError("the next processor is broken")
+        await push_frame(frame, direction)
+
+    llm.push_frame = failing
+    async with Line(llm) as line:
+        await line.ask()
+        report = await line.report()
+    assert [error.exception.args for error in line.errors if error.exception] == [
+        ("the next processor is broken",)
+    ]
+    assert [attempt.outcome for attempt in report.attempts] == ["interrupted"]
+
+
+async def test_token_is_pushed_in_the_pass_of_the_loop_that_read_it() -> None:
+    """Each further pass takes a tenth of a second on a busy machine."""
+    order: list[str] = []
+
+    class Noting(ScriptedLLMService):
+        async def _push_llm_text(self, text: str) -> None:
+            asyncio.get_running_loop().call_soon(order.append, "next pass")
+            await super()._push_llm_text(text)
+
+    first = Noting([Wait(0.1), Say("Hello "), Wait(0.1), Say("again.")])
+    llm = racing(first, scripted(Wait(NEVER)), policy=HedgePolicy.race(2))
+    push_frame = llm.push_frame
+
+    async def noted(frame: Frame, direction: FrameDirection = DOWNSTREAM) -> None:
+        if isinstance(frame, LLMTextFrame):
+            order.append(frame.text)
+        await push_frame(frame, direction)
+
+    llm.push_frame = noted
+    await asked(llm)
+    assert order == ["Hello ", "next pass", "again.", "next pass"]

@@ -45,7 +45,7 @@ class Hanging(ScriptedLLMService):
     def __init__(self, point: str, sentence: str):
         first: Sequence[Step] = [Wait(NEVER)]
         if point == "in mid-answer":
-            first = [Say(sentence), Say("And"), Wait(NEVER)]
+            first = [Wait(0.01), Say(sentence), Say("And"), Wait(NEVER)]
         super().__init__(first, [Say("Hello again.")])
         self._point = point
         self.live = 0

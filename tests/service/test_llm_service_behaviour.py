@@ -30,7 +30,8 @@ pytestmark = pytest.mark.virtual_time
 
 
 async def test_skip_tts_marks_answer_and_fallback() -> None:
-    llms = ScriptedLLMService([Say("Hi.")], [Error()]), ScriptedLLMService([Wait(1)], [Error()])
+    first = ScriptedLLMService([Wait(0.1), Say("Hi.")], [Error()])
+    llms = first, ScriptedLLMService([Wait(1)], [Error()])
     policy = HedgePolicy.race(2, fallback_text="Sorry.")
     async with Line(racing(*llms, policy=policy)) as line:
         await line.send(LLMConfigureOutputFrame(skip_tts=True))

@@ -523,7 +523,8 @@ async def test_next_turn_ends_a_drained_loser() -> None:
 
 async def test_interruption_ends_a_drained_loser() -> None:
     slow = scripted(Wait(NEVER))
-    async with Line(racing(scripted(Say("Hi.")), slow, policy=DRAIN)) as line:
+    fast = scripted(Wait(0.1), Say("Hi."))
+    async with Line(racing(fast, slow, policy=DRAIN)) as line:
         await line.ask()
         assert slow.open_requests == 1
         await line.interrupt()

@@ -88,13 +88,13 @@ class PostedPieces(AttemptSink[Piece]):
     text: str = ""
     errors: list[AttemptError] = field(default_factory=list[AttemptError])
 
-    def opened(self) -> None: ...
+    async def opened(self) -> None: ...
 
-    def speakable(self) -> None: ...
+    async def speakable(self) -> None: ...
 
     def finished(self) -> None: ...
 
-    def piece(self, piece: Piece, *, usable: bool) -> None:
+    async def piece(self, piece: Piece, *, usable: bool) -> None:
         if isinstance(piece, LLMThoughtTextFrame):
             self.thought += piece.text
         elif isinstance(piece, LLMTextFrame):
@@ -102,7 +102,7 @@ class PostedPieces(AttemptSink[Piece]):
             if usable:
                 self.usable.append(("text", piece.text))
 
-    def tools(self, piece: Piece) -> None:
+    async def tools(self, piece: Piece) -> None:
         assert isinstance(piece, ToolCalls)
         calls = ", ".join(f"{call.function_name} {call.arguments}" for call in piece.calls)
         self.usable.append(("tools", calls))

@@ -71,7 +71,7 @@ class RetrieverRace:
 
         async def run(launch: Launch, sink: AttemptSink[Sequence[Document]]) -> None:
             documents = await self._retrievers[int(launch.provider)].retrieve(query)
-            sink.piece(documents, usable=True)
+            await sink.piece(documents, usable=True)
 
         async def deliver(documents: Sequence[Document], at: float) -> None:
             found.append(documents)

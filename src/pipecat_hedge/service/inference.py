@@ -79,7 +79,7 @@ class Inference:
     ) -> None:
         answer = await adapter.infer(self._context, self._options, attempt.stats)
         if answer is not None and answer.strip():
-            sink.piece(answer, usable=True)
+            await sink.piece(answer, usable=True)
 
     async def _deliver(self, answer: str, at: float) -> None:
         self._answer = answer

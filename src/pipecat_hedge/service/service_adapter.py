@@ -281,7 +281,7 @@ class ServiceAdapter:
                 self.answers += stats.completed
                 if may_wait and stats.is_empty and is_wait_marker(stats.silent_text):
                     stats.record_answer()
-                    sink.piece(LLMTextFrame(""), usable=True)
+                    await sink.piece(LLMTextFrame(""), usable=True)
             finally:
                 self._sink = self._answering = None
                 if not stats.completed and _has_lost_connection(stats.error):
@@ -355,7 +355,7 @@ class ServiceAdapter:
                     return
                 thought, answer = self._thought.feed(frame.text)
                 if thought:
-                    sink.piece(LLMThoughtTextFrame(thought), usable=False)
+                    await sink.piece(LLMThoughtTextFrame(thought), usable=False)
                 if answer:
                     await self._answer_text(LLMTextFrame(answer), sink)
         elif isinstance(frame, MetricsFrame):
@@ -365,7 +365,7 @@ class ServiceAdapter:
         elif sink is None:
             return
         elif isinstance(frame, LLMFullResponseStartFrame):
-            sink.opened()
+            await sink.opened()
         elif isinstance(frame, ErrorFrame):
             self._fail(attempt_error(frame, has_begun=self._stats.has_begun))
         elif isinstance(frame, LLMFullResponseEndFrame) or direction is FrameDirection.UPSTREAM:
@@ -373,7 +373,7 @@ class ServiceAdapter:
         elif not isinstance(frame, SystemFrame):
             if isinstance(frame, LLMThoughtTextFrame):
                 self._stats.chars += len(frame.text)
-            sink.piece(frame, usable=False)
+            await sink.piece(frame, usable=False)
 
     async def _answer_text(self, frame: LLMTextFrame, sink: AttemptSink[Piece]) -> None:
         text, stats = frame.text, self._stats
@@ -386,10 +386,10 @@ class ServiceAdapter:
             stats.record_answer()
         elif not stats.has_answer:
             stats.silent_text += text
-        sink.piece(frame, usable=usable)
+        await sink.piece(frame, usable=usable)
         if self._finder is not None and await self._finder.feed(text):
             self._finder = None  # only the first sentence matters
-            sink.speakable()
+            await sink.speakable()
 
     async def _take_tool_calls(self, function_calls: Sequence[FunctionCallFromLLM]) -> None:
         if self._sink is None or not function_calls:
@@ -403,7 +403,7 @@ class ServiceAdapter:
             self._stats.chars += sum(len(str(call.arguments)) for call in function_calls)
             self._stats.tool_calls += [(c.function_name, c.arguments) for c in function_calls]
             self._stats.record_answer()
-            self._sink.tools(ToolCalls(tuple(function_calls)))
+            await self._sink.tools(ToolCalls(tuple(function_calls)))
 
     def _missing_arguments(self, function_calls: Sequence[FunctionCallFromLLM]) -> str:
         for call in function_calls:

@@ -287,7 +287,7 @@ class Turn:
                 )
             if self._buffer.said and self._buffer.is_whole and stats.is_empty:
                 # Asked to continue an answer that broke off at a sentence's end: it was complete.
-                sink.piece(LLMTextFrame(""), usable=True)
+                await sink.piece(LLMTextFrame(""), usable=True)
         finally:
             if stats.keeps_text and attempt.outcome == "superseded":
                 await self._report_drained(attempt)

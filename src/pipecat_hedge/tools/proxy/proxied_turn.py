@@ -307,7 +307,7 @@ class ProxiedTurn:
             await self._response.write(bytes(piece))
             return
         answer.posted += len(piece)
-        sink.piece(bytes(piece), usable=True)
+        await sink.piece(bytes(piece), usable=True)
         while self._is_released(attempt) and answer.posted - answer.delivered > MAX_UNREAD_BYTES:
             self._has_room.clear()
             await self._has_room.wait()
@@ -335,7 +335,7 @@ class ProxiedTurn:
         answer.has_tool = signs.has_tool
         if signs.is_usable:
             attempt.stats.record_answer()
-        sink.piece(bytes(answer.body), usable=signs.is_usable)
+        await sink.piece(bytes(answer.body), usable=signs.is_usable)
 
     def _is_released(self, attempt: ProviderAttempt) -> bool:
         return bool(self._released) and self._released[-1] is attempt
