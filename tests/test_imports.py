@@ -36,7 +36,7 @@ FACES = {
     "tools.analysis": {"race", "policy", "limits"},
     "tools.bench": {"race", "policy", "service", "telemetry", "fleet", "tools.simulator"},
     "tools.top": {"race", "telemetry"},
-    "tools.proxy": {"race", "policy", "limits", "service", "telemetry"},
+    "tools.proxy": {"race", "policy", "limits", "service", "telemetry", "answers"},
 }
 """The packages whose faces a tool imports; it imports nothing from inside of them."""
 PACKAGES = (*MAY_IMPORT, *FACES, "tools.bench.drill")

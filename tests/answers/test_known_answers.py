@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from pipecat.adapters.llm.schemas.tools_schema import ToolsSchema
 from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge import ExactAnswers, FaqAnswers, HedgedLLMService
-from pipecat_hedge.answers import FaqEntry
+from pipecat_hedge.answers import FaqEntry, store
 from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
 from tests.service.builders import racing, said, scripted
@@ -48,14 +49,14 @@ async def test_same_turn_is_answered_from_memory_and_stays_as_it_was() -> None:
             assert (report.outcome, report.winner, report.ttft_secs) == ("answered", None, 0.0)
 
 
-async def test_answer_expires() -> None:
+async def test_answer_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(store, "time", SimpleNamespace(time=lambda: now))
     answers = ExactAnswers(ttl_secs=60)
     async with Line(racing(member(), answers=[answers])) as line:
         for _ in range(2):
             await line.ask("Hello?")
-        answers._answers = type(answers._answers)(
-            (key, (0.0, text)) for key, (_, text) in answers._answers.items()
-        )
+        now += 60.0
         await line.ask("Hello?")
         await line.report(3)
     assert asked_of(line) == [1, 0, 1]
@@ -159,3 +160,5 @@ async def test_source_that_fails_costs_no_answer() -> None:
         HedgedLLMService([scripted()], answers=["faq.toml"])  # type: ignore[list-item]
     with pytest.raises(ConfigurationError, match="ttl_secs must be positive"):
         ExactAnswers(0)
+    with pytest.raises(ConfigurationError, match="path and redis_url exclude each other"):
+        ExactAnswers(60, path="answers.sqlite", redis_url="redis://localhost")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections import OrderedDict
+from pathlib import Path
 
+from pipecat_hedge.answers.store import open_store
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.service.known_answers import Question
 
@@ -14,8 +14,9 @@ __all__ = ["ExactAnswers"]
 class ExactAnswers:
     """Answers of the same models, settings, instructions, tools and messages, for some time.
 
-    In memory, and shared by the sessions that are given the same object. A turn that offers tools
-    is not answered: the same words may need another call.
+    In memory, and shared by the sessions that are given the same object; or in a file or a Redis,
+    which processes share. A turn that offers tools is not answered: the same words may need another
+    call.
     """
 
     name = "exact"
@@ -24,55 +25,47 @@ class ExactAnswers:
         self,
         ttl_secs: float,
         *,
+        tenant: str = "",
         most_mb: float = 16.0,
+        path: str | Path | None = None,
+        redis_url: str | None = None,
         with_tools: bool = False,
     ):
-        """Start without answers.
+        """Open the store.
 
         Args:
             ttl_secs: How long an answer may be repeated, in seconds.
-            most_mb: The most memory, in MB; the answers used least lately go first.
+            tenant: Whose answers they are: those of another tenant in the same file or Redis are
+                not found.
+            most_mb: The most that is kept in memory or in the file, in MB.
+            path: A file that keeps the answers between runs.
+            redis_url: A Redis that machines share.
             with_tools: Whether to answer turns that offer tools, too.
 
         Raises:
-            ConfigurationError: If a number is not positive.
+            ConfigurationError: If a number is not positive, both a file and a Redis are named, or
+                redis-py is not installed.
         """
-        for name, value in (("ttl_secs", ttl_secs), ("most_mb", most_mb)):
-            if not value > 0:
-                raise ConfigurationError(f"{name} must be positive, got {value!r}")
-        self._ttl_secs, self._most_bytes = ttl_secs, most_mb * 1e6
-        self._with_tools = with_tools
-        self._answers: OrderedDict[str, tuple[float, str]] = OrderedDict()
-        self._bytes = 0
+        if not ttl_secs > 0:
+            raise ConfigurationError(f"ttl_secs must be positive, got {ttl_secs!r}")
+        self._ttl_secs, self._tenant, self._with_tools = ttl_secs, tenant, with_tools
+        self._store = open_store(most_mb=most_mb, path=path, redis_url=redis_url)
 
     async def find(self, question: Question) -> str | None:
         """Return the answer to the same turn; see ``KnownAnswers``."""
         if question.has_tools and not self._with_tools:
             return None
-        found = self._answers.get(question.key)
-        if found is None:
-            return None
-        until, answer = found
-        if time.monotonic() >= until:
-            self._forget(question.key)
-            return None
-        self._answers.move_to_end(question.key)
-        return answer
+        answer = await self._store.get(self._key(question))
+        return None if answer is None else answer.decode()
 
     async def learn(self, question: Question, answer: str) -> None:
         """Keep an answer; see ``KnownAnswers``."""
-        if question.has_tools and not self._with_tools:
-            return
-        self._forget(question.key)
-        self._answers[question.key] = time.monotonic() + self._ttl_secs, answer
-        self._bytes += _size(question.key, answer)
-        while self._bytes > self._most_bytes:
-            self._forget(next(iter(self._answers)))
+        if self._with_tools or not question.has_tools:
+            await self._store.put(self._key(question), answer.encode(), self._ttl_secs)
 
-    def _forget(self, key: str) -> None:
-        if (found := self._answers.pop(key, None)) is not None:
-            self._bytes -= _size(key, found[1])
+    async def close(self) -> None:
+        """Close the file, or the connections to the Redis."""
+        await self._store.close()
 
-
-def _size(key: str, answer: str) -> int:
-    return len(key) + len(answer.encode()) + 200
+    def _key(self, question: Question) -> str:
+        return f"exact:{self._tenant}:{question.key}"

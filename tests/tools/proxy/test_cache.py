@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.tools.proxy import cache as module
+from pipecat_hedge.answers import store
 from pipecat_hedge.tools.proxy.cache import AnswerCache, Kept, request_key
 from pipecat_hedge.tools.proxy.settings import CacheSettings
 from tests.support.redis_server import RedisServer, needs_redis
@@ -39,7 +40,7 @@ async def test_an_answer_is_kept_for_its_time(
     settings: CacheSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(module.time, "time", lambda: now)
+    monkeypatch.setattr(store, "time", SimpleNamespace(time=lambda: now))
     cache = AnswerCache(settings)
     await cache.put("a", ANSWER, 60.0)
     assert await cache.get("a") == ANSWER

@@ -1,20 +1,16 @@
-"""Keeps whole answers and serves them again: in memory, in a file, or in a Redis."""
+"""Keeps whole answers and serves them again."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
-import sqlite3
-import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from loguru import logger
 
-from pipecat_hedge.race import missing_extra
+from pipecat_hedge.answers import open_store
 from pipecat_hedge.tools.proxy.settings import CacheSettings
 
 if TYPE_CHECKING:
@@ -22,11 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AnswerCache", "Kept", "cache_counter", "request_key"]
 
-MB = 2**20
 Found: TypeAlias = Literal["hits", "misses"]
-REDIS_SECS = 0.25
-"""A Redis that takes longer is not waited for: the answer is then fetched from an upstream."""
-REDIS_PREFIX = "pipecat-hedge:answers:"
 VARYING = ("anthropic-", "openai-")
 """The headers that can change an answer, such as the API's version, begin so."""
 
@@ -84,8 +76,8 @@ class AnswerCache:
         Raises:
             ConfigurationError: If a Redis is named and redis-py is not installed.
         """
-        url = settings.redis_url
-        self._store = _Database(settings) if url is None else _Redis(url)
+        most_mb = settings.memory_mb if settings.path is None else settings.disk_mb
+        self._store = open_store(most_mb=most_mb, path=settings.path, redis_url=settings.redis_url)
         self._has_warned = False
 
     async def get(self, key: str) -> Kept | None:
@@ -118,69 +110,3 @@ class AnswerCache:
 def _unpacked(value: bytes) -> Kept:
     head, _, body = value.partition(b"\n")
     return Kept(**json.loads(head), body=body)
-
-
-class _Database:
-    """SQLite, in memory or in a file, which is read and written in threads, one at a time."""
-
-    def __init__(self, settings: CacheSettings):
-        path = settings.path
-        self._most = (settings.memory_mb if path is None else settings.disk_mb) * MB
-        self._lock = threading.Lock()
-        self._db = sqlite3.connect(
-            path or ":memory:", check_same_thread=False, isolation_level=None
-        )
-        if path is not None:
-            path.chmod(0o600)  # it has answers
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=NORMAL")
-        self._db.execute(
-            "CREATE TABLE IF NOT EXISTS answers "
-            "(key TEXT PRIMARY KEY, until REAL, size INTEGER, value BLOB)"
-        )
-
-    async def get(self, key: str) -> bytes | None:
-        query = "SELECT value FROM answers WHERE key = ? AND until > ?"
-        rows = await asyncio.to_thread(self._run, query, key, time.time())
-        return rows[0][0] if rows else None
-
-    async def put(self, key: str, value: bytes, secs: float) -> None:
-        if len(value) <= self._most / 4:  # one answer never pushes out all others
-            await asyncio.to_thread(self._put, key, value, time.time() + secs)
-
-    async def close(self) -> None:
-        self._db.close()
-
-    def _put(self, key: str, value: bytes, until: float) -> None:
-        row = (key, until, len(value), value)
-        self._run("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)", *row)
-        self._run("DELETE FROM answers WHERE until <= ?", time.time())
-        while (self._run("SELECT SUM(size) FROM answers")[0][0] or 0) > self._most:
-            oldest = "SELECT key FROM answers ORDER BY until LIMIT 16"
-            self._run(f"DELETE FROM answers WHERE key IN ({oldest})")
-
-    def _run(self, query: str, *values: object) -> list[Any]:
-        with self._lock:
-            return self._db.execute(query, values).fetchall()
-
-
-class _Redis:
-    """A Redis. Its own limit, ``maxmemory``, bounds the size."""
-
-    def __init__(self, url: str):
-        try:
-            from redis.asyncio import Redis
-        except ModuleNotFoundError:
-            raise missing_extra("cache.redis_url", "redis", "redis") from None
-        self._redis: Any = Redis.from_url(
-            url, socket_timeout=REDIS_SECS, socket_connect_timeout=REDIS_SECS
-        )
-
-    async def get(self, key: str) -> bytes | None:
-        return await self._redis.get(REDIS_PREFIX + key)
-
-    async def put(self, key: str, value: bytes, secs: float) -> None:
-        await self._redis.set(REDIS_PREFIX + key, value, px=max(int(1000 * secs), 1))
-
-    async def close(self) -> None:
-        await self._redis.aclose()
