@@ -108,11 +108,13 @@ async def load_balancer(instances: list[Instance]) -> AsyncIterator[str]:
 
     server = await asyncio.start_server(connect, "127.0.0.1", 0)
     checking = asyncio.ensure_future(check())
-    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    checking.cancel()
-    server.close()
-    await asyncio.gather(checking, *tasks, return_exceptions=True)
-    await server.wait_closed()
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        checking.cancel()
+        server.close()
+        await asyncio.gather(checking, *tasks, return_exceptions=True)
+        await server.wait_closed()
 
 
 async def ask(url: str, text: str = "Open?") -> tuple[int, bytes, str | None]:

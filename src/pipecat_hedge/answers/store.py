@@ -116,7 +116,11 @@ class _File:
             await asyncio.to_thread(self._put, key, value, time.time() + secs)
 
     async def close(self) -> None:
-        self._db.close()
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        with self._lock:  # a thread whose request was cancelled may still be writing
+            self._db.close()
 
     def _put(self, key: str, value: bytes, until: float) -> None:
         row = (key, until, len(value), value)

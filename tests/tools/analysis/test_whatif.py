@@ -14,11 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pipecat_hedge import HedgeError, HedgePolicy, Slo
+from pipecat_hedge import ComplexityRouter, HedgeError, HedgePolicy, Provider, Slo
 from pipecat_hedge.policy import PROFILES
-from pipecat_hedge.tools.analysis.latency_files import Measured, Recorded
+from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
+from pipecat_hedge.tools.analysis.latency_files import Measured, Recorded, read_latencies
 from pipecat_hedge.tools.analysis.statistics import percentile
 from pipecat_hedge.tools.analysis.whatif import Answer, Question, show, what_if
+from tests.service.builders import racing
+from tests.support.line import Line
 from tests.tools.conftest import Ran
 
 Floats = npt.NDArray[np.float64]
@@ -356,3 +359,41 @@ def test_json_for_programs(tmp_path: Path, ran: Callable[..., Ran]) -> None:
     assert race["extra_requests"] == 1.0
     interval = race["intervals"]["p95"]
     assert interval["low"] <= race["percentiles"]["p95"] <= interval["high"]
+
+
+# ---- routes
+
+
+@pytest.mark.virtual_time
+async def test_thresholds_of_a_route_are_compared(tmp_path: Path) -> None:
+    """From a log of three turns out of four that were simple."""
+    log = tmp_path / "turns.jsonl"
+    policy = HedgePolicy.fallback(route=ComplexityRouter(simple="quick", complex="slow"))
+    for turn in range(20):
+        words = "Are you open?" if turn % 4 else "Why is it dearer? What if we compare both?"
+        quick = ScriptedLLMService([Wait(0.2), Say("Yes.")])
+        slow = ScriptedLLMService([Wait(0.9), Say("No.")])
+        members = [
+            Provider("quick", quick, usd_per_mtok=(1, 1)),
+            Provider("slow", slow, usd_per_mtok=(10, 10)),
+        ]
+        async with Line(racing(*members, policy=policy, turn_log=log)) as line:
+            await line.ask(words)
+            await line.report()
+    answer = what_if(read_latencies([log]), FAST)
+    routes = {route.threshold: route for route in answer.routes}
+    assert {(route.simple, route.complex) for route in answer.routes} == {("quick", "slow")}
+    shares = [routes[threshold].complex_share for threshold in (0.0, 0.3, math.inf)]
+    assert shares == [1.0, 0.25, 0.0]
+    waits = [routes[threshold].percentiles["p50"] for threshold in (0.0, 0.3, math.inf)]
+    assert waits == pytest.approx([0.9, 0.2, 0.2])
+    assert routes[0.3].percentiles["p95"] == pytest.approx(0.9)
+    assert (routes[0.0].usd or 0) > 5 * (routes[math.inf].usd or 1)
+    assert "all to slow" in show(answer)
+
+
+def test_without_scores_or_a_second_provider_there_are_no_routes() -> None:
+    secs = trace(HOSTED, 200)
+    assert asked(measured("a", secs)).routes == ()
+    scored = replace(recorded(measured("a", secs)), routed=[("a", 0.1), ("a", 0.7)])
+    assert what_if(scored, FAST).routes == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,6 +69,18 @@ async def test_a_file_outlives_the_process(tmp_path: Path) -> None:
     assert await after.get("a") == ANSWER
     await after.close()
     assert (tmp_path / "answers.sqlite").stat().st_mode & 0o77 == 0
+
+
+async def test_a_file_is_closed_while_it_is_written(tmp_path: Path) -> None:
+    """By the thread of a request whose client has left."""
+    cache = AnswerCache(CacheSettings(path=tmp_path / "answers.sqlite"))
+    large = Kept(200, {}, bytes(2**20))
+    writing = [asyncio.create_task(cache.put(str(n), large, 60.0)) for n in range(20)]
+    await asyncio.sleep(0)
+    for task in writing:
+        task.cancel()
+    await cache.close()
+    await asyncio.gather(*writing, return_exceptions=True)
 
 
 @pytest.mark.live

@@ -90,6 +90,8 @@ class Recorded:
         ignored: Numeric columns that are not latencies.
         usd_per_mtok: Providers' prices per million ``(input, output)`` tokens, if tokens and costs
             are logged.
+        usd_per_answer: By provider, the mean cost of a request that won, if logged.
+        routed: The first provider and the ``route_score`` of each turn that has one.
     """
 
     providers: dict[str, Measured]
@@ -104,6 +106,8 @@ class Recorded:
     usd_per_mtok: Mapping[str, tuple[float, float]] = field(
         default_factory=dict[str, tuple[float, float]]
     )
+    usd_per_answer: Mapping[str, float] = field(default_factory=dict[str, float])
+    routed: Sequence[tuple[str, float]] = ()
 
 
 def read_latencies(
@@ -172,6 +176,7 @@ class _Reader:
         self._attempts: list[AttemptReport] = []
         self._prompts: list[int] = []
         self._ignored: dict[str, None] = {}
+        self._routed: list[tuple[str, float]] = []
         self.turns = self.skipped = 0
         self.named: list[str] = []
 
@@ -212,6 +217,8 @@ class _Reader:
         self._firsts[sent[0].provider] += 1
         if sent[0].input_tokens is not None:
             self._prompts.append(sent[0].input_tokens)
+        if report.route_score is not None:
+            self._routed.append((sent[0].provider, report.route_score))
         self._attempts += sent
         self.turns += 1
 
@@ -268,7 +275,12 @@ class _Reader:
             _mean([a.usd for a in lost]),
             tuple(self._ignored),
             _prices(self._attempts),
+            {name: cost for name in order if (cost := self._usd_of(name)) is not None},
+            self._routed,
         )
+
+    def _usd_of(self, name: str) -> float | None:
+        return _mean([a.usd for a in self._attempts if a.provider == name and a.outcome == "won"])
 
     def _unit_of(self, name: str, unit: Unit) -> str:
         if name in self._units:

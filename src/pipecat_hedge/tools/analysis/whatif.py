@@ -15,6 +15,7 @@ from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.analysis.comparison_rules import single_r
 from pipecat_hedge.tools.analysis.latency_files import Measured, Recorded, read_latencies
 from pipecat_hedge.tools.analysis.replay_policies import BLOCK, Draws, draws_of, replay
+from pipecat_hedge.tools.analysis.routes import Route, compare_routes
 from pipecat_hedge.tools.analysis.statistics import (
     PERCENTILES,
     Floats,
@@ -181,6 +182,7 @@ class Answer:
         deadline_secs: The latest time of a first token, or None.
         independence: Whether slow turns cluster.
         policies: The result of each policy, ``no hedging`` first.
+        routes: What each threshold of a complexity route gives, if the turns have its scores.
     """
 
     recommended: str
@@ -193,6 +195,7 @@ class Answer:
     deadline_secs: float | None
     independence: Independence
     policies: tuple[Outcome, ...]
+    routes: tuple[Route, ...]
 
     def outcome(self, name: str) -> Outcome:
         """Return the result of the policy of that name."""
@@ -262,6 +265,7 @@ def what_if(
         question.due_secs,
         independence,
         tuple(outcomes),
+        compare_routes(recorded, question.seed),
     )
 
 
@@ -474,8 +478,29 @@ def show(answer: Answer, width: int = 80) -> str:
             text_table(list(columns), rows, width, drop),
             "",
             *(paragraph(f"- {caveat}.", width, "  ") for caveat in answer.caveats),
+            *(_show_routes(answer.routes, names, width) if answer.routes else ()),
         ]
     ).rstrip()
+
+
+def _show_routes(routes: Sequence[Route], names: Sequence[str], width: int) -> list[str]:
+    """Format the routes: a title and a table."""
+    simple, complex = routes[0].simple, routes[0].complex
+    said = {0.0: f"all to {complex}", math.inf: f"all to {simple}"}
+    columns: dict[str, Callable[[Route], str]] = {
+        "threshold": lambda r: said.get(r.threshold, f"{r.threshold:g}"),
+        "complex": lambda r: share(r.complex_share),
+        **{name: lambda r, name=name: secs(r.percentiles[name]) for name in names or ["p50"]},
+    }
+    if routes[0].usd is not None:
+        columns["$/1,000"] = lambda r: usd(r.usd)
+    rows = [[cell(route) for cell in columns.values()] for route in routes]
+    title = (
+        f"Routes by complexity, without hedging: turns below the threshold to {simple}, others "
+        f"to {complex}. Each is as quick as in the log, whatever the turn; within a call a router "
+        "only moves up, so more turns are complex than here."
+    )
+    return ["", paragraph(title, width), text_table(list(columns), rows, width, ("p99.9", "p95"))]
 
 
 def _figure(outcome: Outcome, name: str) -> str:
