@@ -51,6 +51,7 @@ from examples.voice_bot.services import make_llms, make_stt, make_tts
 from examples.voice_bot.slo_status import slos_message
 from examples.voice_bot.turn_log import logged
 from pipecat_hedge import FillerProcessor, HedgedLLMService, Provider
+from pipecat_hedge.retrieval import FolderRetriever, RetrievalProcessor, RetrievalReport
 from pipecat_hedge.telemetry import LiveFeed, PrometheusRecorder
 from pipecat_hedge.voice import TurnLatency, TurnLatencyObserver
 
@@ -102,6 +103,7 @@ def load_models(choices: Choices) -> None:
     """Load what a call needs, so that the first caller waits no longer than others."""
     SileroVADAnalyzer()
     turn_end(choices)
+    make_retrieval(choices)
     make_stt(choices, os.environ)
     make_tts(choices, os.environ)
 
@@ -134,6 +136,25 @@ def make_hedged(choices: Choices, llms: Sequence[Provider]) -> HedgedLLMService 
     )
 
 
+def make_retrieval(choices: Choices) -> list[RetrievalProcessor]:
+    """Create what looks documents up while the caller speaks, if there are any."""
+    if choices.documents is None:
+        return []
+    retrieval = RetrievalProcessor(retriever(choices.documents))
+
+    @retrieval.event_handler("on_retrieval")
+    async def on_retrieval(_: RetrievalProcessor, report: RetrievalReport) -> None:
+        logger.info(f"{report.documents} passages, waited {report.waited_secs:.3f} s")
+
+    return [retrieval]
+
+
+@functools.cache
+def retriever(folder: str) -> FolderRetriever:
+    """Read a folder once for all calls."""
+    return FolderRetriever(folder)
+
+
 async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choices: Choices) -> None:
     """Run one call, until the caller hangs up."""
     stt = make_stt(choices, os.environ)
@@ -155,6 +176,7 @@ async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choice
         [
             transport.input(),
             stt,
+            *make_retrieval(choices),
             aggregators.user(),
             *([llms[0].services[0]] if hedged is None else [hedged, FillerProcessor()]),
             tts,

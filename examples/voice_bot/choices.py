@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from pipecat_hedge import HedgePolicy, Slo
@@ -86,6 +87,11 @@ SETTINGS = (
         "I am sorry, I cannot answer right now. Please ask me again in a moment.",
     ),
     Setting("TURN_DETECTION", "smart, or the seconds of silence that end a turn", "smart"),
+    Setting(
+        "DOCUMENTS",
+        "a folder of text files, such as examples/voice_bot/documents: passages that fit are "
+        "looked up while the caller speaks",
+    ),
     Setting("SIMULATOR_URL", "a running simulator; without it one is started"),
     Setting(
         "SIMULATED_MODELS",
@@ -127,6 +133,7 @@ class Choices:
         turn_log: The file to which every turn is appended, or None.
         turn_silence_secs: The silence that ends the caller's turn; None uses the smart-turn model.
         traces: Whether traces are exported, and with which content.
+        documents: The folder in which passages for each turn are looked up, or None.
     """
 
     stt: Literal["deepgram", "pocketsphinx"]
@@ -137,6 +144,7 @@ class Choices:
     turn_log: str | None
     turn_silence_secs: float | None
     traces: Literal["off", "without text", "with text"] = "off"
+    documents: str | None = None
 
     @property
     def simulated(self) -> bool:
@@ -166,7 +174,14 @@ def choose(env: Mapping[str, str]) -> Choices:
         turn_log=env.get("TURN_LOG"),
         turn_silence_secs=_turn_silence(setting_in(env, "TURN_DETECTION")),
         traces=_traces(env),
+        documents=_folder(env.get("DOCUMENTS")),
     )
+
+
+def _folder(path: str | None) -> str | None:
+    if path is not None and not Path(path).is_dir():
+        raise SettingError(f"DOCUMENTS={path}: there is no such folder; name one with text files")
+    return path
 
 
 def _traces(env: Mapping[str, str]) -> Literal["off", "without text", "with text"]:

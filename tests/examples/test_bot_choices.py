@@ -70,6 +70,8 @@ def test_providers_with_keys_take_the_simulators_place(
             {"slo": Slo(ttft_secs=None, ttfs_secs=1.0, share=0.9)},
         ),
         ({"HEDGE_POLICY": "off"}, {"policy": None}),
+        ({}, {"documents": None}),
+        ({"DOCUMENTS": "examples"}, {"documents": "examples"}),
     ],
 )
 def test_the_environment_decides(env: dict[str, str], expected: dict[str, object]) -> None:
@@ -108,6 +110,7 @@ WRONG: dict[str, dict[str, str]] = {
         ("often", "off:1", "after", "after:soon", "after:-1", "race:0", "fallback:2"), ""
     ),
     "TURN_DETECTION": dict.fromkeys(("-1", "clever", "60"), "write smart, or seconds"),
+    "DOCUMENTS": {"nowhere": "there is no such folder"},
     "SLO": {
         "1.2": "'1.2' is not known.*; write ttft=0.8",
         "ttft=soon": "could not convert.*; write ttft=0.8",
