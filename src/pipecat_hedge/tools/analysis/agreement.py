@@ -23,7 +23,8 @@ _NUMBERS = {
 _FIGURE = re.compile(r"\d+(?:[.,:]\d+)*")
 _DAY = re.compile(
     r"\b(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day|today|tomorrow|tonight|yesterday|january"
-    r"|february|march|april|may|june|july|august|september|october|november|december)s?\b",
+    r"|february|march|april|june|july|august|september|october|november|december"
+    r"|may(?=\s+\d)|(?<=\b(?:in|of) )may)s?\b",
     re.IGNORECASE,
 )
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
