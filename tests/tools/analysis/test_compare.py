@@ -6,17 +6,23 @@ import asyncio
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+from pipecat.classifiers.llm.classifier import LLMClassifier
 
 from pipecat_hedge import HedgePolicy
 from pipecat_hedge.cli import main
 from pipecat_hedge.race import ConfigurationError, DrainedAnswer
 from pipecat_hedge.testing import Say, Wait
 from pipecat_hedge.tools.analysis.agreement import Said, disagreements
-from pipecat_hedge.tools.analysis.compare import Pair, threshold_for, wilson
+from pipecat_hedge.tools.analysis.compare import threshold_for
+from pipecat_hedge.tools.analysis.judge import judge, judge_model
+from pipecat_hedge.tools.analysis.pairs import Pair, read_pairs, wilson
+from pipecat_hedge.tools.simulator import Simulator
 from tests.service.builders import racing, scripted
 from tests.support.line import Line
+from tests.support.simulated import close
 
 BOOK = '[["book", {"guests": 2, "at": "19:00"}]]'
 
@@ -84,6 +90,33 @@ def test_command_shows_pairs_and_fails_below_a_floor(
     log.write_text("")
     assert main(["compare", str(log)]) == 2
     assert "has no answers side by side" in capsys.readouterr().err
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("probability", "agree"), [(0.9, 1.0), (0.1, 0.0)])
+async def test_a_model_judges_a_sample(tmp_path: Path, probability: float, agree: float) -> None:
+    log = tmp_path / "losers.jsonl"
+    log.write_text("\n".join([line("We open at noon.", "At 12 we open.")] * 20))
+    verdict = quote(json.dumps({"same": {"probability": probability}}), safe="")
+    async with Simulator() as sim:
+        model = judge_model(f"fixed@ttft=0,tps=1000,answer={verdict}", sim.openai_url)
+        (found,) = await judge(read_pairs([str(log)]), model, 5)
+        assert len(sim.ledger.requests) == 5
+        assert isinstance(model, LLMClassifier)
+        await close(model.llm)
+    assert (found.names, found.asked, found.agreement) == (("a", "b"), 5, agree)
+    assert found.low < agree + 0.1
+    assert len(found.missed) == (0 if agree else 5)
+
+
+def test_judge_needs_a_key_or_an_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    log = tmp_path / "losers.jsonl"
+    log.write_text(line("Yes.", "No."))
+    assert main(["compare", str(log), "--judge", "gpt-4.1-mini"]) == 2
+    assert "needs OPENAI_API_KEY, or --judge-url" in capsys.readouterr().err
 
 
 def test_threshold_follows_from_the_stated_error_rate() -> None:

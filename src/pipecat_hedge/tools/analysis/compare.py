@@ -3,41 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
-import math
+import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from pipecat_hedge.race import ConfigurationError
-from pipecat_hedge.tools.analysis.agreement import CHECKS, Said, disagreements
+from pipecat_hedge.tools.analysis.agreement import CHECKS, Said
+from pipecat_hedge.tools.analysis.judge import Judgement, judge, judge_model
+from pipecat_hedge.tools.analysis.pairs import Pair, read_pairs, wilson
 from pipecat_hedge.tools.formatting import count, print_json, share, terminal_width, text_table
 
-__all__ = ["Comparison", "Pair", "compared", "configure", "run"]
+__all__ = ["Comparison", "compared", "configure", "run"]
 
-Z_95 = 1.96
 WORST = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """Two answers to one turn.
-
-    Parameters:
-        names: Who gave them.
-        answers: The answers.
-        question: What was asked, if that is known.
-        similarity: How alike the question was to a curated one; None if that is not known.
-        differs_by: The checks by which they differ.
-    """
-
-    names: tuple[str, str]
-    answers: tuple[Said, Said]
-    question: str
-    similarity: float | None
-    differs_by: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +62,6 @@ def compared(pairs: Iterable[Pair]) -> list[Comparison]:
     return sorted(found, key=lambda each: each.agreement)
 
 
-def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share (Wilson 1927)."""
-    p, z2 = successes / trials, Z_95**2
-    middle = (p + z2 / (2 * trials)) / (1 + z2 / trials)
-    half = Z_95 * math.sqrt(p * (1 - p) / trials + z2 / (4 * trials**2)) / (1 + z2 / trials)
-    return max(middle - half, 0.0), min(middle + half, 1.0)
-
-
 def threshold_for(pairs: Iterable[Pair], most_errors: float) -> float | None:
     """Return the lowest similarity above which at most a share of the curated answers differ.
 
@@ -114,50 +85,6 @@ def threshold_for(pairs: Iterable[Pair], most_errors: float) -> float | None:
     return found
 
 
-def read_pairs(paths: Sequence[str]) -> Iterator[Pair]:
-    """Read the answers of drained losers, and shadow logs.
-
-    Raises:
-        ConfigurationError: If a file cannot be read or has no pairs.
-    """
-    for path in paths:
-        try:
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
-        except OSError as error:
-            raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
-        pairs = [pair for line in lines if (pair := _pair(line)) is not None]
-        if not pairs:
-            raise ConfigurationError(
-                f"{path} has no answers side by side: write them with "
-                'HedgePolicy.adaptive(losers="drain") and HedgedLLMService(drained_log=...), or '
-                "with FaqAnswers(shadow=True)"
-            )
-        yield from pairs
-
-
-def _pair(line: str) -> Pair | None:
-    try:
-        record: dict[str, Any] = json.loads(line)
-        if "answers" in record:
-            (first, said), (other, would) = record["answers"].items()
-            answers = Said(said), Said(would)
-            names, similarity = (first, other), record.get("similarity")
-        elif record.get("complete") and record.get("winner"):
-            answers = (
-                Said(record["said"], record["said_tool_calls"]),
-                Said(record["text"], record["tool_calls"]),
-            )
-            names, similarity = (record["winner"], record["provider"]), None
-        else:
-            return None
-        if names[1] < names[0]:
-            names, answers = (names[1], names[0]), (answers[1], answers[0])
-        differs = disagreements(*answers)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
-    return Pair(names, answers, str(record.get("question", "")), similarity, tuple(differs))
-
-
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add = parser.add_argument
@@ -166,6 +93,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--floor", type=float, metavar="SHARE", help="exit with 1 if a pair agrees less often")
     what = "print the FAQ threshold whose answers differ at most this often"
     add("--errors", type=float, metavar="SHARE", help=what)
+    what = "have a model judge a sample, too: its name at OpenAI, or at --judge-url"
+    add("--judge", metavar="MODEL", help=what)
+    add("--judge-url", metavar="URL", help="an API like OpenAI's, as http://localhost:8000/v1")
+    add("--judged", type=int, default=50, metavar="N", help="of two providers (default 50)")
     add("--json", action="store_true", help="print all figures as JSON")
 
 
@@ -178,12 +109,20 @@ def run(args: argparse.Namespace) -> int:
     for name in ("floor", "errors"):
         if getattr(args, name) is not None and not 0 <= getattr(args, name) <= 1:
             raise ConfigurationError(f"{name} must be from 0 to 1, got {getattr(args, name):g}")
+    if args.judged < 1:
+        raise ConfigurationError(f"judged must be at least 1, got {args.judged}")
     pairs = list(read_pairs(args.files))
     comparisons = compared(pairs)
+    judgements: list[Judgement] = []
+    if args.judge is not None:
+        model = judge_model(args.judge, args.judge_url)
+        judgements = asyncio.run(judge(pairs, model, args.judged))
     if args.json:
-        print_json({"comparisons": comparisons}, version=1)
+        print_json({"comparisons": comparisons, "judgements": judgements}, version=1)
     else:
         print(shown(comparisons, terminal_width()))
+        for each in judgements:
+            print(f"\n{_judged(each)}")
         if args.errors is not None:
             print(f"\n{_advice(pairs, args.errors)}")
     is_below = args.floor is not None and any(c.agreement < args.floor for c in comparisons)
@@ -204,11 +143,25 @@ def shown(comparisons: Sequence[Comparison], width: int) -> str:
     ]
     parts = [text_table(["providers", "turns", "agree (95 %)", *checks], rows, width, checks[::-1])]
     for pair in (pair for each in comparisons for pair in each.worst):
-        asked = f": {pair.question}" if pair.question else ""
-        parts.append(f"\n{', '.join(pair.differs_by)}{asked}")
-        for name, said in zip(pair.names, pair.answers, strict=True):
-            parts.append(f"  {name}: {_brief(said)}")
+        parts.append(f"\n{_side_by_side(pair, ', '.join(pair.differs_by))}")
     return "\n".join(parts)
+
+
+def _judged(found: Judgement) -> str:
+    head = (
+        f"judged, {' / '.join(found.names)}: {share(found.agreement)} of {found.asked} say the "
+        f"same ({share(found.low)} to {share(found.high)})"
+    )
+    if found.failed:
+        head += f"; {count(found.failed, 'pair')} without a judgement"
+    rest = (_side_by_side(pair, "only the judge") for pair in found.missed[:WORST])
+    return "\n\n".join([head, *rest])
+
+
+def _side_by_side(pair: Pair, title: str) -> str:
+    asked = f": {pair.question}" if pair.question else ""
+    answers = zip(pair.names, pair.answers, strict=True)
+    return "\n".join([title + asked, *(f"  {name}: {_brief(said)}" for name, said in answers)])
 
 
 def _brief(said: Said) -> str:
