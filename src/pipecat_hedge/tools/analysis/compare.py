@@ -7,12 +7,15 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.analysis.agreement import CHECKS, Said
-from pipecat_hedge.tools.analysis.judge import Judgement, judge, judge_model
 from pipecat_hedge.tools.analysis.pairs import Pair, read_pairs, wilson
 from pipecat_hedge.tools.formatting import count, print_json, share, terminal_width, text_table
+
+if TYPE_CHECKING:
+    from pipecat_hedge.tools.analysis.judge import Judgement
 
 __all__ = ["Comparison", "compared", "configure", "run"]
 
@@ -115,6 +118,8 @@ def run(args: argparse.Namespace) -> int:
     comparisons = compared(pairs)
     judgements: list[Judgement] = []
     if args.judge is not None:
+        from pipecat_hedge.tools.analysis.judge import judge, judge_model  # imports Pipecat
+
         model = judge_model(args.judge, args.judge_url)
         judgements = asyncio.run(judge(pairs, model, args.judged))
     if args.json:
