@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipecat_hedge.answers import ExactAnswers, FaqAnswers
+    from pipecat_hedge.limits import CircuitBreakerSettings
     from pipecat_hedge.policy import ComplexityRouter, HedgePolicy, Slo
     from pipecat_hedge.race import (
         AllProvidersFailed,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AllProvidersFailed",
     "AttemptReport",
+    "CircuitBreakerSettings",
     "ComplexityRouter",
     "ExactAnswers",
     "FaqAnswers",
@@ -46,6 +48,7 @@ __all__ = [
 # Resolved on first use: the simulator and other tools start without loading Pipecat.
 _PACKAGES = {
     "answers": ("ExactAnswers", "FaqAnswers"),
+    "limits": ("CircuitBreakerSettings",),
     "policy": ("ComplexityRouter", "HedgePolicy", "Slo"),
     "race": ("AllProvidersFailed", "AttemptReport", "HedgeError", "TurnReport"),
     "retrieval": ("RetrievalProcessor",),

@@ -23,7 +23,10 @@ from tests.docs.pages import ROOT, doc
 ARGUMENTS, REPORTS = doc("reference/arguments.md"), doc("reference/reports.md")
 METRICS, CONSTANTS = doc("reference/metrics.md"), doc("design/constants.md")
 POLICIES = ("adaptive", "race", "after", "fallback")
-CLASSES = ("HedgedLLMService", "Provider", "Slo", "FillerProcessor", "VLLMService")
+CLASSES = (
+    *("HedgedLLMService", "Provider", "CircuitBreakerSettings", "Slo"),
+    *("FillerProcessor", "VLLMService"),
+)
 RECORDS = (
     *(reports.TurnReport, reports.AttemptReport, reports.StageReport, reports.ProviderState),
     *(reports.BreakerReport, reports.DrainedAnswer, TurnLatency, SloStatus),
@@ -68,7 +71,7 @@ def test_arguments(name: str) -> None:
     section, wanted = ARGUMENTS.section(name), parameters(getattr(hedge, name))
     assert wanted.keys() <= names(section)
     for argument, value in stated_defaults(section).items():
-        assert wanted.get(argument) in (value, None), argument
+        assert wanted[argument] in (value, None), argument
 
 
 def test_members_of_the_service() -> None:

@@ -37,7 +37,7 @@ CALM_RECOVERIES = 2.0
 """Closed for this many recovery times, a breaker opens for the short time again."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CircuitBreakerSettings:
     """When a provider's circuit breaker opens, and for how long.
 

@@ -199,9 +199,10 @@ class HedgePolicy:
             it run to its end, to compare answers (see ``on_loser_drained``), at its full price.
         drain_share: The share of turns whose losers are drained under ``drain``, from 0 to 1.
         stall_secs: The silence in seconds after which a further attempt continues a committed
-            answer. Without one left, the turn waits, as the bare service would. Under ``fallback``
-            also the silence before the next provider is asked: twice the provider's p99 if that is
-            longer, at most four times ``stall_secs``. None is never. A provider may have its own.
+            answer. Without one left, the turn waits, as the bare service would. Under ``fallback``,
+            and where a rule names no time, also the silence before the next provider is asked:
+            twice the provider's p99 if that is longer, at most four times ``stall_secs``. None is
+            never. A provider may have its own.
         deadline_secs: Time in seconds after which a turn without an answer fails; None is never.
             Not an option of ``adaptive``, under which no turn fails because it is late.
         fallback_text: What the bot says when a turn has failed, in place of the answer, or of its

@@ -451,7 +451,7 @@ class Race:
             if self._phase is Phase.WAITING:
                 decision = self._rule.next_launch(self._waiting(live, now))
                 hedge_at, self._launch_reason = decision.at, decision.reason
-                if decision.is_put_off:
+                if decision.is_put_off:  # at ``at`` it replaces the stalled attempt
                     self._wake_by(now + RECHECK_SECS)
                     why = "stall"
                 if hedge_at is not None and hedge_at <= now and (refusal := self._slots.refusal):
