@@ -49,6 +49,16 @@ async def test_a_rule_may_hedge_only_turns_with_tools() -> None:
     assert set(rule.turns[0].known) == {"a", "b"}
 
 
+async def test_without_a_time_a_silent_provider_is_replaced_after_the_stall_time() -> None:
+    slow, fast = (scripted(Wait(secs), Say("Yes.")) for secs in (9.0, 0.1))
+    llm = racing(slow, fast, policy=HedgePolicy(OnlyWithTools(), "mine", stall_secs=4.0))
+    async with Line(llm) as line:
+        await line.ask()
+    (report,) = line.reports
+    assert [attempt.launch_reason for attempt in report.attempts] == ["primary", "stall"]
+    assert report.hedge_reason == "only a failure or a stall launches the next attempt"
+
+
 def rule_not_made(_: TurnFacts) -> Rule:
     raise KeyError("a")
 

@@ -91,11 +91,11 @@ class AfterSilence:
 
 @dataclass(frozen=True, slots=True)
 class OnlyOnFailure:
-    """Launches no attempt because of time, only to replace a failed one."""
+    """Names no time: an attempt is replaced if it fails or is silent for ``stall_secs``."""
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
         """Never launch; see ``LaunchRule``."""
-        return LaunchDecision(None, "only a failure launches the next attempt")
+        return LaunchDecision(None, "only a failure or a stall launches the next attempt")
 
 
 # ---- rules from which ``planner.py`` builds a LaunchRule for each turn

@@ -1,7 +1,8 @@
 """Converts a policy to JSON settings for a turn log, and back.
 
-A policy that is read back decides as the original did, or it is refused. ``fallback_text`` is left
-out: it is the user's text, and no decision depends on it. A custom rule cannot be converted.
+A policy that is read back launches attempts as the original did, or it is refused. ``probes``,
+``drain_share`` and ``fallback_text`` are left out, which change no launch, and so is ``route``, a
+function. A custom rule cannot be converted.
 """
 
 from __future__ import annotations
