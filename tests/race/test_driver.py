@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pipecat.frames.frames import Frame, LLMTextFrame
-from pipecat.processors.frame_processor import FrameDirection
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 
 from pipecat_hedge import HedgePolicy, Provider, TurnReport
 from pipecat_hedge.testing import AutojumpLoop, Say, ScriptedLLMService, Step, Wait
@@ -123,3 +123,27 @@ async def test_token_is_pushed_in_the_pass_of_the_loop_that_read_it() -> None:
     llm.push_frame = noted
     await asked(llm)
     assert order == ["Hello ", "next pass", "again.", "next pass"]
+
+
+@pytest.mark.parametrize("blocked_secs", [1.0, 5.0, 20.0])
+async def test_pipeline_that_is_slow_to_take_a_token_is_no_stall(blocked_secs: float) -> None:
+    """Nothing is read of the provider meanwhile; it says the next word 2 s later."""
+
+    class Slow(FrameProcessor):
+        seen = 0
+
+        async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+            await super().process_frame(frame, direction)
+            self.seen += isinstance(frame, LLMTextFrame)
+            if isinstance(frame, LLMTextFrame) and self.seen in (1, 3):
+                await asyncio.sleep(blocked_secs)
+            await self.push_frame(frame, direction)
+
+    words = [step for word in "abcdef" for step in (Say(f"{word} "), Wait(2.0))]
+    members = scripted(Wait(0.2), *words), scripted(Wait(0.5), Say("Another answer."))
+    slow = Slow(enable_direct_mode=True)
+    async with Line(racing(*members, policy=HedgePolicy.after(1.0)), processors=[slow]) as line:
+        await line.ask()
+        report = await line.report()
+    assert line.text == "a b c d e f "
+    assert [attempt.outcome for attempt in report.attempts] == ["won"]

@@ -268,8 +268,7 @@ class RaceDriver(Generic[T]):
             asyncio.CancelledError: If the turn was cancelled. The race has then handled
                 ``Interrupted``, as after any other exception.
         """
-        loop = asyncio.get_running_loop()
-        race, inbox = self._race, self._inbox
+        loop, race, inbox = self._loop, self._race, self._inbox
         try:
             inbox.is_busy = True
             await self._execute(self._handle(TurnStarted(), started_at))
@@ -319,6 +318,8 @@ class RaceDriver(Generic[T]):
                 await self._execute(commands)
             else:
                 self._left = commands
+            if attempt == self._committed:  # nothing was read of it while the pipeline took this
+                race.token(attempt, self._loop.time())
         except Exception as e:  # the turn's, not the provider's
             self._error = e
         finally:
