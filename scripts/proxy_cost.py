@@ -1,7 +1,9 @@
 """Measures what the proxy adds to a request, beside direct access and the plainest pass-through.
 
-First request after request, in turn through each: the time to the first text. Then many streams at
-once: how late each event is, counted from its sending, and the processor time per event.
+First request after request, in turn through each: the time to the first text, without the time that
+the upstream took itself. Then many streams at once, which begin one after the other: how late each
+event is, counted from its sending, and the processor time per event, with what a stream's beginning
+and end take.
 ``--also NAME=COMMAND`` measures a further proxy in the same run: it is started with the upstream's
 address in ``ANTHROPIC_BASE_URL``, and has to listen on ``PORT``.
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import logging
 import multiprocessing
@@ -32,7 +35,7 @@ from pipecat_hedge.tools.proxy import ProxyServer, ProxySettings, tune_gc
 PATH = "/v1/messages"
 JSON = {"content-type": "application/json"}
 TTFT_SECS = 0.02
-SENT = b'"sent": '
+SENT, TOOK = b'"sent": ', b'"took": '
 
 
 def event(kind: str, **more: Any) -> bytes:
@@ -41,15 +44,16 @@ def event(kind: str, **more: Any) -> bytes:
 
 
 async def answer(request: web.Request) -> web.StreamResponse:
-    """Stream as many events as the request says, each with the time at which it was sent."""
-    found = await request.json()
+    """Stream as many events as the request says, each with its time and the server's own time."""
+    found, came = await request.json(), time.monotonic()
     out = web.StreamResponse(headers={"content-type": "text/event-stream"})
     await out.prepare(request)
     usage = {"input_tokens": 9, "output_tokens": 1}
     await out.write(event("message_start", message={"id": "m", "content": [], "usage": usage}))
     await asyncio.sleep(TTFT_SECS)
     for _ in range(found["events"]):
-        delta = {"type": "text_delta", "text": "word ", "sent": time.monotonic()}
+        sent = time.monotonic()
+        delta = {"type": "text_delta", "text": "word ", "took": sent - came, "sent": sent}
         await out.write(event("content_block_delta", index=0, delta=delta))
         await asyncio.sleep(found["pause_secs"])
     await out.write(event("message_delta", delta={"stop_reason": "end_turn"}, usage=usage))
@@ -73,6 +77,7 @@ def serve(kind: str, upstream: str, ready: Connection) -> None:
     """Run a server for ever; a process's target."""
     logger.remove()
     logging.disable()  # losers' connections are cut
+    tune_gc()  # as the proxy's command does
 
     async def main() -> None:
         if kind == "hedge":
@@ -81,7 +86,6 @@ def serve(kind: str, upstream: str, ready: Connection) -> None:
             models = {"m": {"wire": "anthropic", "upstreams": upstreams}}
             settings = ProxySettings.model_validate({"listen": "127.0.0.1:0", "models": models})
             async with ProxyServer(settings, ProviderStats()) as server:
-                tune_gc()  # as the command does
                 ready.send(server.port)
                 await asyncio.Event().wait()
         app = web.Application()
@@ -119,19 +123,20 @@ def cpu_secs(pid: int) -> float:
 
 
 async def ask(
-    session: aiohttp.ClientSession, url: str, events: int, pause_secs: float
+    session: aiohttp.ClientSession, url: str, events: int, pause_secs: float, at: float = 0.0
 ) -> tuple[float, list[float]]:
-    """Ask once: the time to the first text, and how late each event was, in seconds."""
+    """Ask once: what the first text took on its way, and how late each event was, in seconds."""
     messages = [{"role": "user", "content": "Hello"}]
     body = {"model": "m", "stream": True, "max_tokens": 9, "messages": messages}
     body |= {"events": events, "pause_secs": pause_secs}
     content = json.dumps(body, separators=(",", ":"))  # as SDKs send it
+    await asyncio.sleep(at)
     began, first, late = time.monotonic(), 0.0, list[float]()
     async with session.post(url + PATH, data=content, headers=JSON) as found:
         async for line in found.content:
             if SENT in line:
                 now = time.monotonic()
-                first = first or now - began
+                first = first or now - began - float(line.partition(TOOK)[2].split(b",")[0])
                 late.append(now - float(line.partition(SENT)[2].split(b"}")[0]))
     return first, late
 
@@ -158,9 +163,10 @@ async def measure(targets: dict[str, tuple[str, int]], args: argparse.Namespace)
                 f"  added at p50 {1000 * statistics.median(added):6.2f}"
             )
         print(f"{args.streams} streams at once, {1 / args.pause_secs:g} events/s each:")
+        begins = [args.begin_secs * number / args.streams for number in range(args.streams)]
         for name, (url, pid) in targets.items():
             began = cpu_secs(pid) if pid else 0.0
-            asked = (ask(session, url, args.events, args.pause_secs) for _ in range(args.streams))
+            asked = (ask(session, url, args.events, args.pause_secs, at) for at in begins)
             late = [each for _, lates in await asyncio.gather(*asked) for each in lates]
             used = 1e6 * (cpu_secs(pid) - began) / len(late) if pid else float("nan")
             print(
@@ -174,8 +180,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--streams", type=int, default=200)
-    parser.add_argument("--events", type=int, default=100, help="events of each stream")
-    parser.add_argument("--pause-secs", type=float, default=0.1, help="between two events")
+    parser.add_argument("--events", type=int, default=300, help="events of each stream")
+    parser.add_argument("--pause-secs", type=float, default=0.05, help="between two events")
+    parser.add_argument("--begin-secs", type=float, default=5.0, help="in which all streams begin")
     parser.add_argument("--also", metavar="NAME=COMMAND", action="append", default=[])
     args = parser.parse_args()
     with ExitStack() as stack:
@@ -185,6 +192,7 @@ def main() -> None:
             targets[kind] = stack.enter_context(server(kind, url))
         for name, _, command in (each.partition("=") for each in args.also):
             targets[name] = stack.enter_context(other_proxy(command, url))
+        gc.disable()  # a full collection here would look like a late event
         asyncio.run(measure(targets, args))
 
 
