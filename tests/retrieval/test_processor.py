@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 from pipecat.frames.frames import (
+    EagerEndOfTurnCancelFrame,
+    EagerTranscriptionFrame,
     Frame,
     InterimTranscriptionFrame,
+    ProposedUserStartedSpeakingFrame,
+    ProposedUserStoppedSpeakingFrame,
     TranscriptionFrame,
     VADUserStartedSpeakingFrame,
     VADUserStoppedSpeakingFrame,
@@ -20,12 +24,13 @@ from pipecat.processors.aggregators.llm_response_universal import (
     LLMUserAggregatorParams,
 )
 from pipecat.turns.user_stop import SpeechTimeoutUserTurnStopStrategy
-from pipecat.turns.user_turn_strategies import UserTurnStrategies
+from pipecat.turns.user_turn_strategies import EagerUserTurnStrategies, UserTurnStrategies
 
-from pipecat_hedge import HedgedLLMService, HedgePolicy
+from pipecat_hedge import HedgedLLMService, HedgePolicy, TurnReport
 from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.retrieval import Document, RetrievalProcessor, RetrievalReport, Retriever
 from pipecat_hedge.testing import Say, ScriptedLLMService
+from pipecat_hedge.voice import EagerStopStrategy
 from tests.support.line import Line
 
 pytestmark = pytest.mark.virtual_time
@@ -79,8 +84,16 @@ def spoken(*interims: str, final: str, secs: float = 0.3) -> list[Event]:
 QUESTION = spoken("when do", "when do you", "when do you open", final="When do you open?")
 
 
+def ends() -> SpeechTimeoutUserTurnStopStrategy:
+    return SpeechTimeoutUserTurnStopStrategy(user_speech_timeout=0.0)
+
+
 async def call(
-    retriever: Retriever | list[Retriever], *events: Event, **options: Any
+    retriever: Retriever | list[Retriever],
+    *events: Event,
+    strategies: UserTurnStrategies | None = None,
+    turns: list[TurnReport] | None = None,
+    **options: Any,
 ) -> tuple[list[list[Any]], list[RetrievalReport]]:
     """The prompts of a call's turns and the retrievals."""
     reports: list[RetrievalReport] = []
@@ -90,11 +103,17 @@ async def call(
     async def on_retrieval(_: object, report: RetrievalReport) -> None:
         reports.append(report)
 
-    stop = SpeechTimeoutUserTurnStopStrategy(user_speech_timeout=0.0)
-    params = LLMUserAggregatorParams(user_turn_strategies=UserTurnStrategies(stop=[stop]))
+    strategies = strategies or UserTurnStrategies(stop=[ends()])
+    params = LLMUserAggregatorParams(user_turn_strategies=strategies)
     pair = LLMContextAggregatorPair(LLMContext(), user_params=params)
     member = Reading()
     llm = HedgedLLMService([member], policy=HedgePolicy.fallback())
+
+    @llm.event_handler("on_turn_report")
+    async def on_turn_report(_: object, report: TurnReport) -> None:
+        if turns is not None:
+            turns.append(report)
+
     async with Line(llm, before=[processor, pair.user()], after=[pair.assistant()]) as line:
         for event in events:
             await (line.send(event) if isinstance(event, Frame) else asyncio.sleep(event))
@@ -175,6 +194,61 @@ async def test_retrievers_are_hedged_like_providers() -> None:
     assert (report.documents, report.waited_secs) == (1, pytest.approx(0.15))
     assert "When do you open?" in documents(prompt)
     assert (first.live, second.live) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("secs", "outcomes"),
+    [
+        pytest.param(0.1, ["answered"], id="there before the end of speech"),
+        pytest.param(0.35, ["withdrawn", "answered"], id="there before the final transcript"),
+        pytest.param(0.45, ["withdrawn", "answered"], id="the final transcript waits"),
+        pytest.param(NEVER, ["answered"], id="hangs"),
+    ],
+)
+async def test_answer_that_was_begun_early_has_the_documents_of_its_turn(
+    secs: float, outcomes: list[str]
+) -> None:
+    turns: list[TurnReport] = []
+    strategies = UserTurnStrategies(stop=[EagerStopStrategy(ends())])
+    prompts, _ = await call(Library(secs), *QUESTION, strategies=strategies, turns=turns)
+    assert [turn.outcome for turn in turns] == outcomes
+    assert len(prompts) == len(outcomes)
+    expected = "" if secs == NEVER else "[book] when do you open"
+    assert documents(prompts[-1]).endswith(expected)
+    assert bool(documents(prompts[-1])) == bool(expected)
+
+
+def predicted(*, resumes: bool = False) -> list[Event]:
+    """A turn whose end the recogniser predicts."""
+    first = EagerTranscriptionFrame("when do you", "caller", "now")
+    whole = EagerTranscriptionFrame("when do you open", "caller", "now")
+    return [
+        *(ProposedUserStartedSpeakingFrame(), 0.5),
+        *((first, 0.1, EagerEndOfTurnCancelFrame(), 0.5) if resumes else ()),
+        *(whole, 0.4, TranscriptionFrame("When do you open?", "caller", "now", finalized=True)),
+        *(ProposedUserStoppedSpeakingFrame(), 2.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("secs", "resumes", "waited"),
+    [
+        pytest.param(0.2, False, 0.2, id="there by the deadline"),
+        pytest.param(0.2, True, 0.2, id="the caller goes on meanwhile"),
+        pytest.param(NEVER, False, 0.25, id="hangs"),
+    ],
+)
+async def test_transcript_of_a_predicted_end_waits_for_documents(
+    secs: float, resumes: bool, waited: float
+) -> None:
+    turns: list[TurnReport] = []
+    events, strategies = predicted(resumes=resumes), EagerUserTurnStrategies()
+    (prompt,), (report,) = await call(Library(secs), *events, strategies=strategies, turns=turns)
+    assert [turn.outcome for turn in turns] == ["answered"]
+    assert [m["role"] for m in prompt] == [*["developer"] * (secs != NEVER), "user"]
+    assert report.waited_secs == pytest.approx(waited)
+    if secs != NEVER:
+        assert documents(prompt).endswith("[book] when do you open")
 
 
 def test_invalid_arguments_name_the_remedy() -> None:

@@ -2,7 +2,8 @@
 
 A retrieval begins with an interim transcript that goes on like the one before, and again when the
 words have changed meanwhile, one at a time. Its documents go into the context when they come. The
-final transcript waits for them until the deadline, and then the turn goes without.
+final transcript waits for them until the deadline, and then the turn goes without. So does the
+transcript of a turn that a recogniser predicts to have ended, which is answered as well.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any
 from loguru import logger
 from pipecat.frames.frames import (
     CancelFrame,
+    EagerEndOfTurnCancelFrame,
+    EagerTranscriptionFrame,
     EndFrame,
     Frame,
     InterimTranscriptionFrame,
@@ -50,7 +53,7 @@ class RetrievalReport:
     Parameters:
         documents: How many documents the turn got.
         retrieval_secs: How long the retrieval took that the turn used; None if none was ready.
-        waited_secs: How long the final transcript was held back for it.
+        waited_secs: How long the final transcript was held back for it, and a predicted one before.
         retrievals: How many were begun.
     """
 
@@ -129,7 +132,8 @@ class RetrievalProcessor(FrameProcessor):
         self._retrieval: asyncio.Task[None] | None = None
         self._found: Sequence[Document] = ()
         self._took_secs: float | None = None
-        self._retrievals = 0
+        self._waited_secs, self._retrievals = 0.0, 0
+        self._predicted: EagerTranscriptionFrame | None = None
         self._message: LLMContextMessage | None = None
         self._register_event_handler("on_retrieval")
 
@@ -138,6 +142,13 @@ class RetrievalProcessor(FrameProcessor):
         await super().process_frame(frame, direction)
         if isinstance(frame, TranscriptionFrame):
             await self._finish(frame)
+        elif isinstance(frame, EagerTranscriptionFrame):
+            self._predicted, self._waited_secs = frame, 0.0
+            await self._wait_for([*self._finals, *frame.text.split()])
+            if self._predicted is not frame:
+                return  # the caller went on
+        elif isinstance(frame, EagerEndOfTurnCancelFrame):
+            self._predicted = None
         elif isinstance(frame, InterimTranscriptionFrame):
             await self._follow(frame.text)
         elif isinstance(frame, UserStoppedSpeakingFrame):
@@ -163,25 +174,34 @@ class RetrievalProcessor(FrameProcessor):
                 self._begin()
 
     async def _finish(self, frame: TranscriptionFrame) -> None:
-        """Have the documents ready for a final transcript, or go without at the deadline."""
-        loop = asyncio.get_running_loop()
+        """Have the documents of a turn ready, and report them."""
         self._finals += frame.text.split()
         self._interim = []
         if not self._finals:
             return
-        if _bare(self._finals) != self._query:
+        if self._predicted is None:
+            self._waited_secs = 0.0
+        await self._wait_for(self._finals)
+        self._predicted = None
+        report = RetrievalReport(
+            len(self._found), self._took_secs, self._waited_secs, self._retrievals
+        )
+        await self._call_event_handler("on_retrieval", report)
+
+    async def _wait_for(self, words: Sequence[str]) -> None:
+        """Have the documents for a transcript in the context, or go without at the deadline."""
+        if _bare(words) != self._query:
             await self._cancel()
-            self._wanted = self._finals
+            self._wanted = words
             self._begin()
-        began, retrieval, waited_secs = loop.time(), self._retrieval, 0.0
+        retrieval, loop = self._retrieval, asyncio.get_running_loop()
         if retrieval is not None and not retrieval.done():
+            began = loop.time()
             await asyncio.wait([retrieval], timeout=self._deadline_secs)
-            waited_secs = loop.time() - began
+            self._waited_secs += loop.time() - began
             await self._cancel()
         if self._took_secs is None and self._message is not None:
             await self._put_into_context()  # those of the turn before go
-        report = RetrievalReport(len(self._found), self._took_secs, waited_secs, self._retrievals)
-        await self._call_event_handler("on_retrieval", report)
 
     def _begin(self) -> None:
         self._retrieval = asyncio.create_task(self._run(), name=f"{self}: retrieves")

@@ -15,6 +15,9 @@ from pipecat.frames.frames import (
     EagerEndOfTurnCancelFrame,
     Frame,
     InterimTranscriptionFrame,
+    LLMMessagesAppendFrame,
+    LLMMessagesTransformFrame,
+    LLMMessagesUpdateFrame,
     TranscriptionFrame,
     VADUserStartedSpeakingFrame,
     VADUserStoppedSpeakingFrame,
@@ -33,6 +36,12 @@ __all__ = ["EagerStopStrategy"]
 
 MOST_TRIES = 3
 """Speculations in one turn. A caller who pauses often would otherwise cost a request per pause."""
+_CONTEXT_CHANGES = (LLMMessagesAppendFrame, LLMMessagesTransformFrame, LLMMessagesUpdateFrame)
+_REASONS = (
+    *(VADUserStoppedSpeakingFrame, InterimTranscriptionFrame, TranscriptionFrame),
+    *_CONTEXT_CHANGES,
+)
+"""Frames after which an answer may be begun."""
 _DECISIONS = ("on_user_turn_inference_triggered", "on_user_turn_stopped")
 
 
@@ -108,12 +117,14 @@ class EagerStopStrategy(BaseUserTurnStopStrategy):
         await self._inner.handle_user_turn_stopped()
 
     async def process_frame(self, frame: Frame) -> ProcessFrameResult | None:
-        """Speculate at the end of speech, and again if the transcript then changes."""
+        """Speculate at the end of speech, and again if the transcript or the context changes."""
         if isinstance(frame, VADUserStartedSpeakingFrame):
             self._is_silent = False
             await self._withdraw()
         elif isinstance(frame, EagerEndOfTurnCancelFrame):  # the answer wanted a tool
             self._speculation, self._tries = None, MOST_TRIES
+        elif isinstance(frame, _CONTEXT_CHANGES):  # such as with documents for this turn
+            await self._withdraw()
         elif isinstance(frame, InterimTranscriptionFrame):
             self._interim = frame.text
         elif isinstance(frame, TranscriptionFrame):
@@ -122,9 +133,7 @@ class EagerStopStrategy(BaseUserTurnStopStrategy):
         result = await self._inner.process_frame(frame)
         if isinstance(frame, VADUserStoppedSpeakingFrame):
             self._is_silent = True
-        if self._is_silent and isinstance(
-            frame, (VADUserStoppedSpeakingFrame, InterimTranscriptionFrame, TranscriptionFrame)
-        ):
+        if self._is_silent and isinstance(frame, _REASONS):
             await self._speculate()
         return result
 
@@ -140,7 +149,7 @@ class EagerStopStrategy(BaseUserTurnStopStrategy):
     async def _speculate(self) -> None:
         """Answer what has been recognised, unless that is being answered already."""
         text = self._text
-        if not text or (self._speculation is not None and self._is_answered(text)):
+        if not text or self._is_confirmed or self._is_answered(text):
             return
         await self._withdraw()
         if self._tries < MOST_TRIES:
