@@ -107,8 +107,9 @@ def serve(kind: str, upstream: str, ready: Connection) -> None:
 @contextmanager
 def server(kind: str, upstream: str = "") -> Iterator[tuple[str, int]]:
     """A server in a process of its own: its address and its process."""
-    here, there = multiprocessing.Pipe()
-    process = multiprocessing.Process(target=serve, args=(kind, upstream, there), daemon=True)
+    new = multiprocessing.get_context("spawn")  # as one that is started by its command
+    here, there = new.Pipe()
+    process = new.Process(target=serve, args=(kind, upstream, there), daemon=True)
     process.start()
     yield f"http://127.0.0.1:{here.recv()}", process.pid or 0
     process.terminate()
