@@ -72,6 +72,8 @@ async def conversation(
     strategies: UserTurnStrategies,
     events: Sequence[Event],
     processors: Sequence[FrameProcessor] = (),
+    *,
+    before: Sequence[FrameProcessor] = (),
 ) -> tuple[list[tuple[float, str]], list[Any], list[str]]:
     """Everything that came out, the conversation as it was remembered, and the tools that ran."""
     ran: list[str] = []
@@ -87,7 +89,7 @@ async def conversation(
     )
     async with Line(
         llm,
-        before=[aggregators.user()],
+        before=[*before, aggregators.user()],
         processors=processors,
         after=[aggregators.assistant()],
     ) as line:

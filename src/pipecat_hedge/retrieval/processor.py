@@ -1,7 +1,7 @@
 """Looks documents up while the caller speaks, and puts them into the turn's context.
 
 A retrieval begins with an interim transcript that goes on like the one before, and again when the
-words have changed meanwhile, one at a time. Its documents go into the context when they come. The
+words have changed meanwhile, one at a time. The latest words' documents go into the context. The
 final transcript waits for them until the deadline, and then the turn goes without. So does the
 transcript of a turn that a recogniser predicts to have ended, which is answered as well.
 """
@@ -131,11 +131,16 @@ class RetrievalProcessor(FrameProcessor):
         self._query: list[str] = []
         self._retrieval: asyncio.Task[None] | None = None
         self._found: Sequence[Document] = ()
+        self._ready_for: Sequence[str] = ()
         self._took_secs: float | None = None
         self._waited_secs, self._retrievals = 0.0, 0
         self._predicted: EagerTranscriptionFrame | None = None
         self._message: LLMContextMessage | None = None
         self._register_event_handler("on_retrieval")
+
+    def is_ready_for(self, text: str) -> bool:
+        """Whether what was found for a transcript is in the context; see ``EagerStopStrategy``."""
+        return _bare(text.split()) == self._ready_for
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         """Retrieve for transcripts, and forward all frames."""
@@ -200,8 +205,8 @@ class RetrievalProcessor(FrameProcessor):
             await asyncio.wait([retrieval], timeout=self._deadline_secs)
             self._waited_secs += loop.time() - began
             await self._cancel()
-        if self._took_secs is None and self._message is not None:
-            await self._put_into_context()  # those of the turn before go
+        if self._ready_for != self._query:  # it failed, or the deadline came first
+            await self._put_into_context()
 
     def _begin(self) -> None:
         self._retrieval = asyncio.create_task(self._run(), name=f"{self}: retrieves")
@@ -212,6 +217,7 @@ class RetrievalProcessor(FrameProcessor):
             self._query = query
             self._retrievals += 1
             await self._look_up(" ".join(words))
+        await self._put_into_context()
 
     async def _look_up(self, text: str) -> None:
         loop = asyncio.get_running_loop()
@@ -228,7 +234,6 @@ class RetrievalProcessor(FrameProcessor):
         by_rank = chain.from_iterable(zip_longest(*found))
         self._found = self._within_budget(dict.fromkeys(each for each in by_rank if each))
         self._took_secs = loop.time() - began
-        await self._put_into_context()
 
     def _within_budget(self, ranked: Iterable[Document]) -> list[Document]:
         kept, chars = list[Document](), 0
@@ -241,7 +246,10 @@ class RetrievalProcessor(FrameProcessor):
 
     async def _put_into_context(self) -> None:
         """Replace the documents of before; those of earlier turns would crowd the prompt."""
+        self._ready_for = self._query
         before, documents = self._message, self._found
+        if before is None and not documents:
+            return
         after: list[LLMContextMessage] = []
         if documents:
             passages = (f"[{d.source}] {d.text}" if d.source else d.text for d in documents)

@@ -9,6 +9,7 @@ Pipecat's ``EagerUserTurnStopStrategy``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pipecat.frames.frames import (
@@ -63,6 +64,7 @@ class EagerStopStrategy(BaseUserTurnStopStrategy):
         inner: BaseUserTurnStopStrategy | None = None,
         *,
         match_policy: EagerMatchPolicy | None = None,
+        is_ready: Callable[[str], bool] = lambda text: True,
         **kwargs: Any,
     ):
         """Wrap the strategy that ends turns.
@@ -71,11 +73,14 @@ class EagerStopStrategy(BaseUserTurnStopStrategy):
             inner: Decides when a turn has ended. Defaults to ``SpeechTimeoutUserTurnStopStrategy``.
             match_policy: Whether the final transcript says the same as the one that was answered.
                 Defaults to ``NormalizedMatch``, which ignores case and punctuation.
+            is_ready: Whether a transcript can be answered, such as the ``is_ready_for`` of a
+                ``RetrievalProcessor``. It is asked again when the context changes.
             **kwargs: Further arguments of ``BaseUserTurnStopStrategy``.
         """
         super().__init__(**kwargs)
         self._inner = inner or SpeechTimeoutUserTurnStopStrategy()
         self._match_policy = match_policy or NormalizedMatch()
+        self._is_ready = is_ready
         self._finals: list[str] = []
         self._interim = ""
         self._is_silent = False
@@ -152,7 +157,7 @@ class EagerStopStrategy(BaseUserTurnStopStrategy):
         if not text or self._is_confirmed or self._is_answered(text):
             return
         await self._withdraw()
-        if self._tries < MOST_TRIES:
+        if self._tries < MOST_TRIES and self._is_ready(text):
             self._tries += 1
             self._speculation = UserTurnSpeculation(text=text)
             await self.trigger_user_turn_inference_triggered(speculation=self._speculation)
