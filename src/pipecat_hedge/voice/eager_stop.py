@@ -182,6 +182,7 @@ class EagerStopStrategy(BaseUserTurnStopStrategy):
             self._speculation = None
             return
         await self._withdraw()
+        self._tries = MOST_TRIES  # the turn's own answer is on its way
         await self.trigger_user_turn_inference_triggered(speculation=speculation)
 
     async def _on_stopped(self, _: BaseUserTurnStopStrategy, params: UserTurnStoppedParams) -> None:
