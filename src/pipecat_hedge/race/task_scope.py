@@ -27,16 +27,11 @@ class TaskScope:
             scope.start(watch(), name="watch")
             await work()
         # watch() has ended, however work() ended
-
-    Attributes:
-        stragglers: The tasks that had not ended ``CLOSE_SECS`` after their cancellation; set when
-            the scope is left.
     """
 
     def __init__(self) -> None:
         """Make an empty scope."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self.stragglers: frozenset[asyncio.Task[None]] = frozenset()
 
     def start(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
         """Run a coroutine in a task of this scope. The name is for debuggers and leak reports."""
@@ -77,4 +72,3 @@ class TaskScope:
                 task.cancel()
         if self._tasks:
             await asyncio.wait(tuple(self._tasks), timeout=CLOSE_SECS)
-        self.stragglers = frozenset(self._tasks)
