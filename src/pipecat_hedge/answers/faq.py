@@ -136,11 +136,11 @@ class Faq:
         question must be among the caller's.
         """
         return (
-            bool(asked.words or asked.kind)
-            and asked.kind == known.kind
-            and asked.is_negated == known.is_negated
+            bool(asked.words)
+            and asked.kinds == known.kinds
+            and asked.negated == known.negated
             and asked.figures == known.figures
-            and asked.directed == known.directed
+            and asked.ordered == known.ordered
             and asked.words <= words
             and known.words <= asked.words
             and not self._vocabulary.are_opposed(asked, known)

@@ -19,11 +19,9 @@ from pipecat_hedge.race.errors import missing_extra
 
 __all__ = ["Meaning", "Vocabulary"]
 
-_TOKENS = re.compile(r"[€$£%]|\d+(?:[.,:]\d+)*|[^\W\d_]+(?:['’][^\W\d_]+)?")
-_OBLIGED = re.compile(
-    r"\b(?:must|should|required|obliged|mandatory|(?:do|would) (?:i|we) (?:have|need) to)\b", re.I
-)
-_DIRECTED = re.compile(r"\bthan\b|\bfrom\b.*\bto\b|\binstead of\b", re.I)
+_TOKENS = re.compile(r"[€$£%]|\d+(?:[.,:]\d+)*|[^\W\d_]+(?:'[^\W\d_]+)?")
+_ORDERED = re.compile(r"\b(?:than|from\b.*\bto|instead of|before|after|if|into)\b")
+"""Words around which the order of the others counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +29,19 @@ class Meaning:
     """What a question asks.
 
     Parameters:
-        words: Its content words: stems, or the first of their synonyms. ``must`` stands for any
-            obligation.
-        kind: What it asks for: ``time``, ``place``, ``price`` and so on; empty for yes or no.
-        is_negated: Whether it is negated.
-        figures: Its numbers and currency signs, in their order.
-        directed: All its words in their order, where that matters: "from … to", "than"; else empty.
+        words: Its content words: stems, or the first of their synonyms; with ``must`` for any
+            obligation, and ``past``.
+        kinds: What it asks for: ``time``, ``place``, ``price`` and so on; empty for yes or no.
+        negated: The content words that negations stand before.
+        figures: Its numbers and currency signs, each with the content word that follows.
+        ordered: All its words in their order, where that matters; else empty.
     """
 
     words: frozenset[str]
-    kind: str
-    is_negated: bool
-    figures: tuple[str, ...]
-    directed: tuple[str, ...]
+    kinds: frozenset[str]
+    negated: frozenset[str]
+    figures: tuple[tuple[str, str], ...]
+    ordered: tuple[str, ...]
 
 
 class Vocabulary:
@@ -66,34 +64,56 @@ class Vocabulary:
             self._same.update(dict.fromkeys(stems, self._same.get(stems[0], stems[0])))
         self._ignored = frozenset(english["ignored"].split())
         self._negations = frozenset(english["negations"].split())
-        self._generic = self._words(english["generic"])
+        self._numbers = {word: str(n) for n, word in enumerate(english["numbers"].split())}
         self._opposites = {self._words(pair) for pair in english["groups"]["opposites"]}
+        self._rewrites = [(re.compile(was), becomes) for was, becomes in english["rewrites"]]
         self._kinds = {
-            kind: re.compile(rf"\b(?:{pattern})\b", re.I)
-            for kind, pattern in english["kinds"].items()
+            kind: re.compile(rf"\b(?:{pattern})\b") for kind, pattern in english["kinds"].items()
         }
-        asking = english["interrogatives"]
-        self._asking = {
-            kind: self._words(f"{asking['all']} {asking.get(kind, '')}")
-            for kind in ("", *self._kinds)
-        }
+        self._asking = {kind: self._words(of) for kind, of in english["interrogatives"].items()}
 
     def meaning(self, text: str) -> Meaning:
         """Return what a text asks."""
-        tokens = [token.replace("’", "'") for token in _TOKENS.findall(text.casefold())]
-        kind = next((kind for kind, pattern in self._kinds.items() if pattern.search(text)), "")
-        figures = tuple(token for token in tokens if token[0].isdigit() or token in "€$£%")
-        plain = [token.replace("'", "") for token in tokens if token not in figures]
-        said = [t for t in plain if t not in self._ignored and t not in self._negations]
-        in_order = [self._word(token) for token in said]
-        words = frozenset(in_order) - self._asking[kind] - self._generic
+        text = text.casefold().replace("’", "'")
+        for was, becomes in self._rewrites:
+            text = was.sub(becomes, text)
+        kinds = self._asked_in(text)
+        said, following = list[str](), ""
+        negated, figures = set[str](), list[tuple[str, str]]()
+        for token in reversed(_TOKENS.findall(text)):
+            plain = self._numbers.get(token, token.replace("'", ""))
+            if plain[0].isdigit() or plain in "€$£%":
+                figures.append((plain, following))
+            elif plain in self._negations:
+                negated.add(following)
+            elif plain not in self._ignored:
+                following = self._word(plain)
+                said.append(following)
+        asking = (self._asking.get(kind, frozenset[str]()) for kind in ("all", *kinds))
+        words = frozenset(said).difference(*asking)
+        if not words and re.search(r"\byour?\b", text):
+            words = frozenset({"you"})
+        if "time" not in kinds and re.search(r"\bfrom\b", text):
+            words |= {"from"}
+        is_ordered = _ORDERED.search(text) is not None
         return Meaning(
-            words | {"must"} if _OBLIGED.search(text) else words,
-            kind,
-            any(token in self._negations for token in plain),
-            figures,
-            tuple(in_order) if _DIRECTED.search(text) else (),
+            words,
+            kinds,
+            frozenset(negated),
+            tuple(sorted(figures)),
+            tuple(said) if is_ordered else (),
         )
+
+    def _asked_in(self, text: str) -> frozenset[str]:
+        found = set[str]()
+        for kind, pattern in self._kinds.items():
+            rest = pattern.sub(" ", text)
+            if rest != text:
+                found.add(kind)
+                text = rest
+        if not found and re.search(r"\b(?:what|which)\b", text):
+            found.add("choice")
+        return frozenset(found)
 
     def are_opposed(self, one: Meaning, other: Meaning) -> bool:
         """Return whether a word of one is the opposite of a word of the other."""
