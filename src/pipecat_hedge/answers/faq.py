@@ -140,7 +140,8 @@ class Faq:
             and asked.kinds == known.kinds
             and asked.negated == known.negated
             and asked.figures == known.figures
-            and asked.ordered == known.ordered
+            and (asked.in_order == known.in_order or not (asked.is_ordered or known.is_ordered))
+            and (asked.actor == known.actor or not (asked.actor and known.actor))
             and asked.words <= words
             and known.words <= asked.words
             and not self._vocabulary.are_opposed(asked, known)

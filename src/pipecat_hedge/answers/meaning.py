@@ -20,8 +20,13 @@ from pipecat_hedge.race.errors import missing_extra
 __all__ = ["Meaning", "Vocabulary"]
 
 _TOKENS = re.compile(r"[€$£%]|\d+(?:[.,:]\d+)*|[^\W\d_]+(?:'[^\W\d_]+)?")
-_ORDERED = re.compile(r"\b(?:than|from\b.*\bto|instead of|before|after|if|into)\b")
+_ORDERED = re.compile(
+    r"\b(?:than|from\b.*\bto|instead of|before|after|if|into|exchange|swap|convert|transfer)\b"
+)
 """Words around which the order of the others counts."""
+_ACTOR = re.compile(
+    r"\b(?:can|could|may|might|will|would|shall|should|must|do|past) (i|we|you) (?:must )?(\w+)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +39,18 @@ class Meaning:
         kinds: What it asks for: ``time``, ``place``, ``price`` and so on; empty for yes or no.
         negated: The content words that negations stand before.
         figures: Its numbers and currency signs, each with the content word that follows.
-        ordered: All its words in their order, where that matters; else empty.
+        in_order: Its content words in their order.
+        is_ordered: Whether their order matters.
+        actor: Who does it, ``i`` or ``you``; empty if it does not say.
     """
 
     words: frozenset[str]
     kinds: frozenset[str]
     negated: frozenset[str]
     figures: tuple[tuple[str, str], ...]
-    ordered: tuple[str, ...]
+    in_order: tuple[str, ...]
+    is_ordered: bool
+    actor: str
 
 
 class Vocabulary:
@@ -77,6 +86,7 @@ class Vocabulary:
         text = text.casefold().replace("’", "'")
         for was, becomes in self._rewrites:
             text = was.sub(becomes, text)
+        text = text.strip()
         kinds = self._asked_in(text)
         said, following = list[str](), ""
         negated, figures = set[str](), list[tuple[str, str]]()
@@ -89,19 +99,23 @@ class Vocabulary:
             elif plain not in self._ignored:
                 following = self._word(plain)
                 said.append(following)
-        asking = (self._asking.get(kind, frozenset[str]()) for kind in ("all", *kinds))
-        words = frozenset(said).difference(*asking)
+        asking = [self._asking.get(kind, frozenset[str]()) for kind in ("all", *kinds)]
+        in_order = [word for word in reversed(said) if not any(word in of for of in asking)]
+        words = frozenset(in_order)
         if not words and re.search(r"\byour?\b", text):
             words = frozenset({"you"})
         if "time" not in kinds and re.search(r"\bfrom\b", text):
             words |= {"from"}
-        is_ordered = _ORDERED.search(text) is not None
+        acts = _ACTOR.search(text)
+        actor = "" if acts is None or acts[2] in self._ignored else acts[1].replace("we", "i")
         return Meaning(
             words,
             kinds,
             frozenset(negated),
             tuple(sorted(figures)),
-            tuple(said) if is_ordered else (),
+            tuple(in_order),
+            _ORDERED.search(text) is not None,
+            actor,
         )
 
     def _asked_in(self, text: str) -> frozenset[str]:
