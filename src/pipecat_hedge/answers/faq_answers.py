@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from loguru import logger
-
 from pipecat_hedge.answers.faq import Embed, Faq, FaqEntry, stands_alone
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.service.known_answers import Question
+from pipecat_hedge.service.line_log import LineLog
 
 __all__ = ["FaqAnswers"]
 
@@ -59,18 +57,18 @@ class FaqAnswers:
             raise ConfigurationError(f"threshold must be from 0 to 1, got {threshold!r}")
         self._faq = Faq(entries, embed=embed, synonyms=synonyms)
         self._threshold, self._with_tools, self._today = threshold, with_tools, today
-        self._shadow_log = Path(shadow_log) if shadow else None
+        self._shadow_log = LineLog("shadow_log", shadow_log if shadow else None)
 
     async def find(self, question: Question) -> str | None:
         """Return the answer of the entry that asks the same; see ``KnownAnswers``."""
-        if self._shadow_log is not None:
+        if self._shadow_log:
             return None
         found = await self._match(question)
         return None if found is None else found[0]
 
     async def learn(self, question: Question, answer: str) -> None:
         """In shadow mode, write down what it would have said; see ``KnownAnswers``."""
-        if self._shadow_log is None or (found := await self._match(question)) is None:
+        if not self._shadow_log or (found := await self._match(question)) is None:
             return
         would_say, similarity = found
         record = {
@@ -80,11 +78,7 @@ class FaqAnswers:
             "similarity": round(similarity, 4),
             "answers": {"said": answer, self.name: would_say},
         }
-        line = json.dumps(record, ensure_ascii=False) + "\n"
-        try:
-            await asyncio.to_thread(_append, self._shadow_log, line)
-        except OSError as error:
-            logger.warning(f"shadow_log {str(self._shadow_log)!r} cannot be written: {error}")
+        self._shadow_log.append(json.dumps(record, ensure_ascii=False))
 
     async def _match(self, question: Question) -> tuple[str, float] | None:
         if not question.text or (question.has_tools and not self._with_tools):
@@ -93,8 +87,3 @@ class FaqAnswers:
             return None
         found = await self._faq.match(question.text, self._threshold, self._today())
         return None if found is None else (found.entry.answer, found.similarity)
-
-
-def _append(path: Path, line: str) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(line)

@@ -90,7 +90,8 @@ class Vocabulary:
         kinds = self._asked_in(text)
         said, following = list[str](), ""
         negated, figures = set[str](), list[tuple[str, str]]()
-        for token in reversed(_TOKENS.findall(text)):
+        tokens: list[str] = _TOKENS.findall(text)
+        for token in reversed(tokens):
             plain = self._numbers.get(token, token.replace("'", ""))
             if plain[0].isdigit() or plain in "€$£%":
                 figures.append((plain, following))
