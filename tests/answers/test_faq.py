@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,22 @@ def test_paraphrases_are_found() -> None:
     answers = [(found(whole, question), name) for question, name in PARAPHRASES]
     assert all(answer in (None, name) for answer, name in answers)
     assert sum(answer is not None for answer, _ in answers) >= 0.8 * len(answers)
+
+
+def test_few_questions_that_were_written_to_get_past_the_gate_do() -> None:
+    """With embeddings that see no difference; some of them mean nearly the same."""
+    text = Path(__file__).with_name("hard_phrases.toml").read_text(encoding="utf-8")
+    answered, found_again = list[bool](), list[bool]()
+    for each in tomllib.loads(text).values():
+        only = Faq([FaqEntry(questions=each["questions"], answer="Yes.")], embed=all_alike)
+        for results, phrases in ((answered, each["others"]), (found_again, each["paraphrases"])):
+            results += [stands_alone(p) and found(only, p) is not None for p in phrases]
+    print(
+        f"\nof {len(answered)} other questions {sum(answered)} are answered, "
+        f"of {len(found_again)} paraphrases {sum(found_again)}"
+    )
+    assert sum(answered) <= 0.1 * len(answered)
+    assert sum(found_again) >= 0.6 * len(found_again)
 
 
 async def test_embeddings_decide_above_the_threshold() -> None:
