@@ -110,6 +110,10 @@ def test_few_questions_that_were_written_to_get_past_the_gate_do() -> None:
     assert sum(found_again) >= 0.6 * len(found_again)
 
 
+def test_long_text_is_no_question() -> None:
+    assert found(faq(), "When do you open?" + " how much" * 20_000) is None
+
+
 async def test_embeddings_decide_above_the_threshold() -> None:
     near = {"When do you open?": [1.0, 0.0], "When are you opening?": [0.95, 0.3122]}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import inspect
-import math
 import re
 import tomllib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -15,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from pipecat_hedge.answers.meaning import Meaning, Vocabulary
+from pipecat_hedge.answers.meaning import Vocabulary
 from pipecat_hedge.race.errors import ConfigurationError
 
 __all__ = ["Embed", "Faq", "FaqEntry", "FaqMatch", "stands_alone"]
@@ -24,6 +23,8 @@ Vectors: TypeAlias = Sequence[Sequence[float]]
 Embed: TypeAlias = Callable[[Sequence[str]], Vectors | Awaitable[Vectors]]
 """Returns a vector for each text."""
 
+MAX_CHARS = 300
+"""No curated question is as long: such a text asks more than one answers."""
 _REFERS = re.compile(
     r"^\W*(?:and|but|so|or|then|what about|how about)\b"
     r"|\b(?:it|those|these|they|them|he|she|him|one|ones|else|instead|again|too|also|either|same)\b"
@@ -99,10 +100,6 @@ class Faq:
             for entry in self._entries
             for question in entry.questions
         ]
-        self._words = {
-            id(entry): frozenset().union(*(m.words for e, _, m in self._asked if e is entry))
-            for entry in self._entries
-        }
         self._vectors: np.ndarray | None = None
 
     async def match(self, text: str, threshold: float, today: datetime.date) -> FaqMatch | None:
@@ -113,43 +110,26 @@ class Faq:
             threshold: The least similarity, from 0 to 1.
             today: Entries that are no longer valid do not count.
         """
+        if len(text) > MAX_CHARS:
+            return None
         asked = self._vocabulary.meaning(text)
         allowed = [
             number
             for number, (entry, _, known) in enumerate(self._asked)
-            if (entry.valid_until is None or today <= entry.valid_until)
-            and self._asks_the_same(asked, known, self._words[id(entry)])
+            if (entry.valid_until is None or today <= entry.valid_until) and asked.asks_like(known)
         ]
         if not allowed:
             return None
-        alike = await self._similarities(text, asked, allowed)
+        alike = await self._similarities(text, allowed)
         best = int(np.argmax(alike))
         if alike[best] < threshold:
             return None
         entry, question, _ = self._asked[allowed[best]]
         return FaqMatch(entry, question, float(alike[best]))
 
-    def _asks_the_same(self, asked: Meaning, known: Meaning, words: frozenset[str]) -> bool:
-        """Whether the words of two questions say the same, however alike they are otherwise.
-
-        The caller's content words must be known from the entry's questions, and those of the one
-        question must be among the caller's.
-        """
-        return (
-            bool(asked.words)
-            and asked.kinds == known.kinds
-            and asked.negated == known.negated
-            and asked.figures == known.figures
-            and (asked.in_order == known.in_order or not (asked.is_ordered or known.is_ordered))
-            and (asked.actor == known.actor or not (asked.actor and known.actor))
-            and asked.words <= words
-            and known.words <= asked.words
-            and not self._vocabulary.are_opposed(asked, known)
-        )
-
-    async def _similarities(self, text: str, asked: Meaning, numbers: Sequence[int]) -> np.ndarray:
+    async def _similarities(self, text: str, numbers: Sequence[int]) -> np.ndarray:
         if self._embed is None:
-            return np.array([_common(asked, self._asked[number][2]) for number in numbers])
+            return np.ones(len(numbers))
         if self._vectors is None:
             self._vectors = await self._embedded([question for _, question, _ in self._asked])
         (vector,) = await self._embedded([text])
@@ -169,13 +149,6 @@ class Faq:
 def stands_alone(text: str) -> bool:
     """Return whether a question can be understood without what was said before."""
     return _REFERS.search(_IMPERSONAL.sub("", text)) is None
-
-
-def _common(one: Meaning, other: Meaning) -> float:
-    """The cosine of two questions' sets of words."""
-    if one.words == other.words:
-        return 1.0
-    return len(one.words & other.words) / math.sqrt(len(one.words) * len(other.words) or 1)
 
 
 def _read(path: Path) -> tuple[list[FaqEntry], list[list[str]]]:

@@ -20,13 +20,14 @@ from pipecat_hedge.race.errors import missing_extra
 __all__ = ["Meaning", "Vocabulary"]
 
 _TOKENS = re.compile(r"[€$£%]|\d+(?:[.,:]\d+)*|[^\W\d_]+(?:'[^\W\d_]+)?")
-_ORDERED = re.compile(
-    r"\b(?:than|from\b.*\bto|instead of|before|after|if|into|exchange|swap|convert|transfer)\b"
-)
-"""Words around which the order of the others counts."""
 _ACTOR = re.compile(
     r"\b(?:can|could|may|might|will|would|shall|should|must|do|past) (i|we|you) (?:must )?(\w+)"
 )
+
+ORDERED_WORDS = 3
+"""From so many content words on their order counts: "kids' menu" is "menu for kids", but "breakfast
+in my room" is not "a room with breakfast in it".
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +35,28 @@ class Meaning:
     """What a question asks.
 
     Parameters:
-        words: Its content words: stems, or the first of their synonyms; with ``must`` for any
-            obligation, and ``past``.
+        words: Its content words, in their order if that counts: stems, or the first of their
+            synonyms; with ``must`` for any obligation, and ``past``.
         kinds: What it asks for: ``time``, ``place``, ``price`` and so on; empty for yes or no.
         negated: The content words that negations stand before.
         figures: Its numbers and currency signs, each with the content word that follows.
-        in_order: Its content words in their order.
-        is_ordered: Whether their order matters.
         actor: Who does it, ``i`` or ``you``; empty if it does not say.
     """
 
-    words: frozenset[str]
+    words: tuple[str, ...]
     kinds: frozenset[str]
     negated: frozenset[str]
     figures: tuple[tuple[str, str], ...]
-    in_order: tuple[str, ...]
-    is_ordered: bool
     actor: str
+
+    def asks_like(self, other: Meaning) -> bool:
+        """Whether both ask the same, as far as their words tell; not if there are none."""
+        return (
+            bool(self.words)
+            and (self.words, self.kinds) == (other.words, other.kinds)
+            and (self.negated, self.figures) == (other.negated, other.figures)
+            and (self.actor == other.actor or not (self.actor and other.actor))
+        )
 
 
 class Vocabulary:
@@ -72,9 +78,9 @@ class Vocabulary:
             stems = [self._stem(word.casefold()) for word in group]
             self._same.update(dict.fromkeys(stems, self._same.get(stems[0], stems[0])))
         self._ignored = frozenset(english["ignored"].split())
+        self._unordered = self._words(english["unordered"])
         self._negations = frozenset(english["negations"].split())
         self._numbers = {word: str(n) for n, word in enumerate(english["numbers"].split())}
-        self._opposites = {self._words(pair) for pair in english["groups"]["opposites"]}
         self._rewrites = [(re.compile(was), becomes) for was, becomes in english["rewrites"]]
         self._kinds = {
             kind: re.compile(rf"\b(?:{pattern})\b") for kind, pattern in english["kinds"].items()
@@ -101,21 +107,22 @@ class Vocabulary:
                 following = self._word(plain)
                 said.append(following)
         asking = [self._asking.get(kind, frozenset[str]()) for kind in ("all", *kinds)]
-        in_order = [word for word in reversed(said) if not any(word in of for of in asking)]
-        words = frozenset(in_order)
+        words = [word for word in reversed(said) if not any(word in of for of in asking)]
         if not words and re.search(r"\byour?\b", text):
-            words = frozenset({"you"})
+            words.append("you")
         if "time" not in kinds and re.search(r"\bfrom\b", text):
-            words |= {"from"}
+            words.append("from")
         acts = _ACTOR.search(text)
         actor = "" if acts is None or acts[2] in self._ignored else acts[1].replace("we", "i")
+        free = [word for word in words if word in self._unordered]
+        words = [word for word in words if word not in self._unordered]
+        if len(words) < ORDERED_WORDS:
+            words.sort()
         return Meaning(
-            words,
+            (*sorted(free), *words),
             kinds,
             frozenset(negated),
             tuple(sorted(figures)),
-            tuple(in_order),
-            _ORDERED.search(text) is not None,
             actor,
         )
 
@@ -129,14 +136,6 @@ class Vocabulary:
         if not found and re.search(r"\b(?:what|which)\b", text):
             found.add("choice")
         return frozenset(found)
-
-    def are_opposed(self, one: Meaning, other: Meaning) -> bool:
-        """Return whether a word of one is the opposite of a word of the other."""
-        return any(
-            frozenset((a, b)) in self._opposites
-            for a in one.words - other.words
-            for b in other.words - one.words
-        )
 
     def _word(self, token: str) -> str:
         stem: str = self._stem(token)
