@@ -231,24 +231,36 @@ def predicted(*, resumes: bool = False) -> list[Event]:
 
 
 @pytest.mark.parametrize(
-    ("secs", "resumes", "waited"),
+    ("secs", "resumes"),
     [
-        pytest.param(0.2, False, 0.2, id="there by the deadline"),
-        pytest.param(0.2, True, 0.2, id="the caller goes on meanwhile"),
-        pytest.param(NEVER, False, 0.25, id="hangs"),
+        pytest.param(0.2, False, id="there by the deadline"),
+        pytest.param(0.2, True, id="the caller goes on meanwhile"),
+        pytest.param(NEVER, False, id="hangs"),
     ],
 )
 async def test_transcript_of_a_predicted_end_waits_for_documents(
-    secs: float, resumes: bool, waited: float
+    secs: float, resumes: bool
 ) -> None:
     turns: list[TurnReport] = []
     events, strategies = predicted(resumes=resumes), EagerUserTurnStrategies()
     (prompt,), (report,) = await call(Library(secs), *events, strategies=strategies, turns=turns)
     assert [turn.outcome for turn in turns] == ["answered"]
     assert [m["role"] for m in prompt] == [*["developer"] * (secs != NEVER), "user"]
-    assert report.waited_secs == pytest.approx(waited)
+    assert report.waited_secs == 0.0
     if secs != NEVER:
         assert documents(prompt).endswith("[book] when do you open")
+
+
+async def test_final_transcript_waits_for_no_predicted_one() -> None:
+    predicted = EagerTranscriptionFrame("when do you", "caller", "now")
+    events: list[Event] = [ProposedUserStartedSpeakingFrame(), 0.5, predicted, 0.05]
+    events += [TranscriptionFrame("When do you open?", "caller", "now", finalized=True)]
+    events += [ProposedUserStoppedSpeakingFrame(), 2.0]
+    turns: list[TurnReport] = []
+    strategies = EagerUserTurnStrategies()
+    _, (report,) = await call(Library(NEVER), *events, strategies=strategies, turns=turns)
+    assert report.waited_secs == pytest.approx(0.25)
+    assert [turn.outcome for turn in turns] == ["answered"]
 
 
 def test_invalid_arguments_name_the_remedy() -> None:

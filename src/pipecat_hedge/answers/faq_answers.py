@@ -42,7 +42,7 @@ class FaqAnswers:
         Args:
             entries: A TOML file with ``[[entries]]``: ``questions``, ``answer`` and optionally
                 ``valid_until``; or the entries.
-            threshold: The least likeness of a question and an entry, from 0 to 1.
+            threshold: The least likeness of the embeddings of a question and an entry, from 0 to 1.
             shadow: Whether only to write down what it would have said.
             shadow_log: The file for that; it contains what callers and models said.
             embed: Embeds texts; None compares words.

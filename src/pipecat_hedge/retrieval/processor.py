@@ -2,8 +2,9 @@
 
 A retrieval begins with an interim transcript that goes on like the one before, and again when the
 words have changed meanwhile, one at a time. The latest words' documents go into the context. The
-final transcript waits for them until the deadline, and then the turn goes without. So does the
-transcript of a turn that a recogniser predicts to have ended, which is answered as well.
+final transcript waits for them until the deadline, and then the turn goes without. The transcript
+of a predicted end of turn, from which an answer is begun as well, waits in the same way, but lets
+the final one pass.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class RetrievalReport:
     Parameters:
         documents: How many documents the turn got.
         retrieval_secs: How long the retrieval took that the turn used; None if none was ready.
-        waited_secs: How long the final transcript was held back for it, and a predicted one before.
+        waited_secs: How long the final transcript was held back for it.
         retrievals: How many were begun.
     """
 
@@ -133,8 +134,8 @@ class RetrievalProcessor(FrameProcessor):
         self._found: Sequence[Document] = ()
         self._ready_for: Sequence[str] = ()
         self._took_secs: float | None = None
-        self._waited_secs, self._retrievals = 0.0, 0
-        self._predicted: EagerTranscriptionFrame | None = None
+        self._retrievals = 0
+        self._held: asyncio.Task[None] | None = None  # forwards a predicted transcript
         self._message: LLMContextMessage | None = None
         self._register_event_handler("on_retrieval")
 
@@ -148,23 +149,24 @@ class RetrievalProcessor(FrameProcessor):
         if isinstance(frame, TranscriptionFrame):
             await self._finish(frame)
         elif isinstance(frame, EagerTranscriptionFrame):
-            self._predicted, self._waited_secs = frame, 0.0
-            await self._wait_for([*self._finals, *frame.text.split()])
-            if self._predicted is not frame:
-                return  # the caller went on
+            await self._drop_held()
+            self._held = asyncio.create_task(self._hold(frame), name=f"{self}: holds a transcript")
+            return
         elif isinstance(frame, EagerEndOfTurnCancelFrame):
-            self._predicted = None
+            await self._drop_held()
         elif isinstance(frame, InterimTranscriptionFrame):
             await self._follow(frame.text)
         elif isinstance(frame, UserStoppedSpeakingFrame):
             self._finals, self._interim, self._query, self._wanted = [], [], [], ()
-            self._found, self._took_secs, self._retrievals = (), None, 0
+            self._found, self._took_secs, self._retrievals, self._ready_for = (), None, 0, ()
         elif isinstance(frame, (EndFrame, CancelFrame)):
+            await self._drop_held()
             await self._cancel()
         await self.push_frame(frame, direction)
 
     async def cleanup(self) -> None:
         """End the retrieval in progress."""
+        await self._drop_held()
         await self._cancel()
         await super().cleanup()
 
@@ -184,29 +186,34 @@ class RetrievalProcessor(FrameProcessor):
         self._interim = []
         if not self._finals:
             return
-        if self._predicted is None:
-            self._waited_secs = 0.0
-        await self._wait_for(self._finals)
-        self._predicted = None
-        report = RetrievalReport(
-            len(self._found), self._took_secs, self._waited_secs, self._retrievals
-        )
+        await self._drop_held()
+        waited_secs = await self._wait_for(self._finals)
+        report = RetrievalReport(len(self._found), self._took_secs, waited_secs, self._retrievals)
         await self._call_event_handler("on_retrieval", report)
 
-    async def _wait_for(self, words: Sequence[str]) -> None:
-        """Have the documents for a transcript in the context, or go without at the deadline."""
+    async def _hold(self, predicted: EagerTranscriptionFrame) -> None:
+        """Forward the transcript of a predicted end of turn when its documents are ready."""
+        await self._wait_for([*self._finals, *predicted.text.split()])
+        await self.push_frame(predicted)
+
+    async def _wait_for(self, words: Sequence[str]) -> float:
+        """Have the documents for a transcript in the context, or go without at the deadline.
+
+        Returns:
+            How long it took, in seconds.
+        """
         if _bare(words) != self._query:
             await self._cancel()
             self._wanted = words
             self._begin()
         retrieval, loop = self._retrieval, asyncio.get_running_loop()
+        began = loop.time()
         if retrieval is not None and not retrieval.done():
-            began = loop.time()
             await asyncio.wait([retrieval], timeout=self._deadline_secs)
-            self._waited_secs += loop.time() - began
             await self._cancel()
         if self._ready_for != self._query:  # it failed, or the deadline came first
             await self._put_into_context()
+        return loop.time() - began
 
     def _begin(self) -> None:
         self._retrieval = asyncio.create_task(self._run(), name=f"{self}: retrieves")
@@ -262,9 +269,17 @@ class RetrievalProcessor(FrameProcessor):
 
     async def _cancel(self) -> None:
         task, self._retrieval = self._retrieval, None
-        if task is not None and not task.done():
-            task.cancel()
-            await asyncio.wait([task])
+        await _end(task)
+
+    async def _drop_held(self) -> None:
+        task, self._held = self._held, None
+        await _end(task)
+
+
+async def _end(task: asyncio.Task[None] | None) -> None:
+    if task is not None and not task.done():
+        task.cancel()
+        await asyncio.wait([task])
 
 
 def _without(

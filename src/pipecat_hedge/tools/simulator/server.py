@@ -8,6 +8,7 @@ import random
 import re
 import socket
 import sys
+from abc import ABC, abstractmethod
 from collections import Counter
 from typing import Any, Self
 
@@ -32,13 +33,13 @@ _GOOGLE_CALL = re.compile(r"/models/(?P<model>.+):(?P<stream>stream)?[gG]enerate
 _CREATED = 1735689600  # 2025-01-01, when every simulated model was "created"
 
 
-class ProviderUrls:
+class ProviderUrls(ABC):
     """A simulator's ``base_url`` for each SDK."""
 
     @property
+    @abstractmethod
     def url(self) -> str:
         """``http://host:port``."""
-        raise NotImplementedError
 
     @property
     def openai_url(self) -> str:
