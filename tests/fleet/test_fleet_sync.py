@@ -31,6 +31,7 @@ from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.service import ProviderStats, composition
 from pipecat_hedge.service.composition import ENVIRONMENT, default_store
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
+from tests.support.learned import prior_weight
 from tests.support.line import Line
 
 Answer = Received | Exception
@@ -193,7 +194,7 @@ async def test_providers_of_others_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(fleet_sync, "MOST_PROVIDERS", 3)
     slices = {0: [(f"{n} | b", seen(0.2, 100)) for n in range(10)]}
     stats = await synced(Scripted(Received(slices=slices)))
-    weights = [stats.prior_weight(Backend(str(n), "b")) for n in range(10)]
+    weights = [prior_weight(stats, Backend(str(n), "b")) for n in range(10)]
     assert sum(weight < 1.0 for weight in weights) == 3
 
 

@@ -18,6 +18,7 @@ from pipecat_hedge.limits.circuit_breaker import PROBES
 from pipecat_hedge.policy import Backend
 from pipecat_hedge.policy.priors import prior_for
 from pipecat_hedge.service import ProviderStats
+from tests.support.learned import prior_weight
 from tests.support.redis_server import LossyProxy, RedisServer, needs_redis
 
 pytestmark = needs_redis
@@ -100,7 +101,7 @@ async def test_fresh_process_begins_with_the_latencies_of_others(make: Make) -> 
     for stats in (fresh, later):
         assert median(stats, 100) == pytest.approx(0.2, rel=0.05)
         assert median(stats, 50_000) == pytest.approx(0.9, rel=0.1)
-        assert stats.prior_weight(CLAUDE, 100) < 0.01
+        assert prior_weight(stats, CLAUDE, 100) < 0.01
 
 
 async def test_kinds_of_measurements_and_censored_waits_are_kept_apart(make: Make) -> None:
@@ -130,7 +131,7 @@ async def test_own_counts_are_not_taken_for_those_of_others(make: Make) -> None:
     one = make()
     observe(one, 0.2, times=20)
     await sync(one, one, one)
-    assert one.prior_weight(CLAUDE, None) == pytest.approx(0.25, abs=0.03)
+    assert prior_weight(one, CLAUDE, None) == pytest.approx(0.25, abs=0.03)
 
 
 async def test_counts_from_before_a_change_are_withdrawn(make: Make, server: RedisServer) -> None:
@@ -144,10 +145,10 @@ async def test_counts_from_before_a_change_are_withdrawn(make: Make, server: Red
     await sync(one, two, one)
     assert server.counted()[CLAUDE.key] < 620
     assert median(one) == pytest.approx(1.0, rel=0.1)
-    assert one.prior_weight(CLAUDE, 100) > 0.2
+    assert prior_weight(one, CLAUDE, 100) > 0.2
     observe(two, 1.0, times=200)
     await sync(two, one)
-    assert one.prior_weight(CLAUDE, 100) < 0.02
+    assert prior_weight(one, CLAUDE, 100) < 0.02
 
 
 async def test_provider_that_two_processes_find_down_is_avoided_by_all(make: Make) -> None:
@@ -195,7 +196,7 @@ async def test_prefixes_are_separate(make: Make, server: RedisServer) -> None:
         fail(stats, CLAUDE)
     answer(there, CLAUDE, LOCAL)
     await sync(*here, there, *here, there)
-    assert there.prior_weight(CLAUDE, 100) == 1.0
+    assert prior_weight(there, CLAUDE, 100) == 1.0
     assert state(there) == "closed"
     assert {key.partition(":")[0] for key in server.names()} == {"{a}", "{b}"}
     assert (server.counted("a"), server.counted("b")) == ({CLAUDE.key: 1000}, {})

@@ -81,7 +81,8 @@ def decision(
     sentence: SurvivalCurve | None = None,
     **options: Any,
 ) -> LaunchDecision:
-    known = {"a": LatencyEstimate(first, sentence), "b": LatencyEstimate(second, sentence)}
+    curves = {"a": first, "b": second}
+    known = {n: LatencyEstimate(c, sentence, c, 0.0, False) for n, c in curves.items()}
     rule = PricedDelay(known, {"a": share, "b": share}, **options)
     return rule.next_launch(Waiting(in_flight[0].launched_at, in_flight, "b"))
 

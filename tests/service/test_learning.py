@@ -19,6 +19,7 @@ from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.testing import AutojumpLoop, Error, Say, ScriptedLLMService, Step, Wait
 from tests.no_harm.virtual import Scripts
 from tests.service.builders import Inferring, asked, said, scripted
+from tests.support.learned import prior_weight
 from tests.support.line import Line
 
 pytestmark = pytest.mark.virtual_time
@@ -64,7 +65,7 @@ def test_services_on_several_loops_share_statistics() -> None:
     for thread in threads:
         thread.join(30)
     assert failed == []
-    assert shared_stats().prior_weight(A) == pytest.approx((20 / 180) ** 2)
+    assert prior_weight(shared_stats(), A) == pytest.approx((20 / 180) ** 2)
 
 
 async def test_failure_costs_no_budget() -> None:
@@ -75,7 +76,7 @@ async def test_failure_costs_no_budget() -> None:
     for report in line.reports:
         assert report.winner == "b"
         assert report.attempts[1].launched_secs == pytest.approx(0.01)
-    assert shared_stats().prior_weight(A) == 1.0, "and is no latency"
+    assert prior_weight(shared_stats(), A) == 1.0, "and is no latency"
 
 
 async def test_own_registry_is_saved_to_its_file(tmp_path: Path) -> None:
@@ -90,9 +91,9 @@ async def test_own_registry_is_saved_to_its_file(tmp_path: Path) -> None:
         assert path.exists(), "during the session too"
         await line.ask()
         await line.ask()
-    assert shared_stats().prior_weight(A) == 1.0
+    assert prior_weight(shared_stats(), A) == 1.0
     again = ProviderStats(FileStore(path))
-    assert again.prior_weight(A) == pytest.approx((20 / 25) ** 2)
+    assert prior_weight(again, A) == pytest.approx((20 / 25) ** 2)
 
 
 async def test_slow_first_provider_is_rerouted_until_it_recovers() -> None:
@@ -149,8 +150,8 @@ async def test_inference_is_hedged_by_whole_answer_latency() -> None:
     async with Line(llm):
         for _ in range(30):
             await llm.run_inference(said())
-    assert shared_stats().prior_weight(Backend("a", "scripted")) == 1.0
-    assert shared_stats().prior_weight(Backend("a", "scripted", measures="whole_answer")) < 0.2
+    assert prior_weight(shared_stats(), Backend("a", "scripted")) == 1.0
+    assert prior_weight(shared_stats(), Backend("a", "scripted", measures="whole_answer")) < 0.2
 
 
 async def test_silent_provider_causes_no_hedge_storm() -> None:

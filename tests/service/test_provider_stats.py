@@ -18,6 +18,7 @@ from pipecat_hedge.race import Attempt, AttemptError, ConfigurationError, Slot
 from pipecat_hedge.race.attempt import STALLED
 from pipecat_hedge.service.composition import ENVIRONMENT, default_store
 from pipecat_hedge.service.provider_stats import ProviderStats
+from tests.support.learned import prior_weight
 
 CLAUDE = Backend("claude", "claude-haiku-4-5")
 FAILED: dict[str, Any] = {"outcome": "failed", "error": AttemptError("rate_limit", "429")}
@@ -67,7 +68,7 @@ def test_first_token_is_an_observation() -> None:
     stats = learned(300, attempt(ttft=0.2, ttfs=0.9))
     assert median(stats) == pytest.approx(0.2, rel=0.01)
     assert sentence(stats) == pytest.approx(0.7, rel=0.01)
-    assert stats.prior_weight(CLAUDE) < 0.01
+    assert prior_weight(stats, CLAUDE) < 0.01
 
 
 @pytest.mark.parametrize("outcome", ["superseded", "interrupted"])
@@ -174,7 +175,7 @@ def test_statistics_survive_a_restart() -> None:
         first.record(CLAUDE, attempt(ttft=0.2 + turn * 37 % 100 / 1000, ttfs=0.5), 100)
     first.save()
     second = ProviderStats(Memory(store.text))
-    assert second.prior_weight(CLAUDE, 100) == first.prior_weight(CLAUDE, 100)
+    assert prior_weight(second, CLAUDE, 100) == prior_weight(first, CLAUDE, 100)
     assert median(second) == pytest.approx(median(first), abs=0.003)
     assert median(second, CLAUDE, 100) == pytest.approx(median(first, CLAUDE, 100), abs=0.003)
     assert sentence(second) == pytest.approx(sentence(first), abs=1e-3)
@@ -203,7 +204,7 @@ def test_unusable_file_is_set_aside(text: str, why: str) -> None:
     store = Memory(text)
     learned(1, attempt(ttft=0.2), stats=ProviderStats(store)).save()
     assert store.aside == [why]
-    assert ProviderStats(Memory(store.text)).prior_weight(CLAUDE) < 1
+    assert prior_weight(ProviderStats(Memory(store.text)), CLAUDE) < 1
 
 
 def test_file_is_replaced_atomically(tmp_path: Path) -> None:
@@ -217,7 +218,7 @@ def test_file_is_replaced_atomically(tmp_path: Path) -> None:
     assert store.load() is None
     assert (store.path.parent / "stats.json.set-aside").read_text() == "two"
     store.path.write_bytes(b"\xff\xfe\x00")
-    assert ProviderStats(store).prior_weight(CLAUDE) == 1
+    assert prior_weight(ProviderStats(store), CLAUDE) == 1
 
 
 def test_unusable_path_does_not_raise(tmp_path: Path) -> None:
@@ -280,7 +281,7 @@ def test_recently_used_providers_are_kept() -> None:
     assert len(store.providers) == MOST_PROVIDERS
     assert "q | new" in store.providers
     assert not any(key.startswith("old") for key in store.providers)
-    assert again.prior_weight(used) < 0.1
+    assert prior_weight(again, used) < 0.1
 
 
 # ---- shared

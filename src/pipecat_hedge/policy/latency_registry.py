@@ -20,7 +20,6 @@ from pipecat_hedge.policy.priced_delay import LatencyEstimate
 from pipecat_hedge.policy.priors import prior_for
 from pipecat_hedge.policy.provider_latency import ProviderLatency
 from pipecat_hedge.policy.routing import Route, route
-from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.attempt import MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
 
 __all__ = ["LatencyRegistry"]
@@ -78,11 +77,6 @@ class LatencyRegistry:
                 b.provider: self._of(b).known(prompt_tokens, by_sentence=by_sentence)
                 for b in backends
             }
-
-    def prior_weight(self, backend: Backend, prompt_tokens: int | None = None) -> float:
-        """How much of what is known of a provider is still assumed, from 1 to nearly 0."""
-        with self._lock:
-            return self._of(backend).prior_weight(prompt_tokens)
 
     # ---- what happened
 
@@ -231,7 +225,7 @@ class LatencyRegistry:
                 {name: known[name].first_token.quantile(0.5) for name in latencies},
                 budget,
                 now,
-                may_hang=[name for name, latency in latencies.items() if latency.unanswered],
+                may_hang=[name for name in latencies if known[name].may_hang],
                 in_debt=in_debt,
             )
 
@@ -240,21 +234,6 @@ class LatencyRegistry:
         with self._lock:
             keys = [key for key, latency in self.latencies.items() if latency.slow_period.is_on]
         return {" | ".join(key.split(" | ")[:2]) for key in keys}
-
-    def may_hang(self, backend: Backend) -> bool:
-        """Whether the attempt before was waited for in vain, and none has been answered since."""
-        with self._lock:
-            return self._of(backend).unanswered > 0
-
-    def usual(self, backend: Backend, prompt_tokens: int | None) -> SurvivalCurve:
-        """A provider's usual times to first token; in a slow period those from before.
-
-        Args:
-            backend: The provider.
-            prompt_tokens: The size of the prompt; None where it is not known.
-        """
-        with self._lock:
-            return self._of(backend).usual(prompt_tokens)
 
     def _of(self, backend: Backend) -> ProviderLatency:
         latency = self.latencies.get(backend.key)

@@ -134,18 +134,16 @@ def plan_turn(
     if not backends:
         return Plan(order, OnlyOnFailure())
     known, prior_weight, problem = dict[str, LatencyEstimate](), None, None
-    if isinstance(rule, (Adaptive, TurnRule)):
+    if isinstance(rule, (Adaptive, OnlyOnFailure, TurnRule)):
         known = stats.known(backends, prompt_tokens, by_sentence=commit_on == "first_sentence")
-        prior_weight = stats.prior_weight(backends[0], prompt_tokens)
-        if not isinstance(rule, Adaptive):
-            facts = TurnFacts(order, known, rng.random(), prompt_tokens, has_tools)
-            rule, problem = _rule_of_turn(rule, facts)
+    if isinstance(rule, (Adaptive, TurnRule)):
+        prior_weight = known[order[0]].prior_weight
+    if isinstance(rule, TurnRule):
+        facts = TurnFacts(order, known, rng.random(), prompt_tokens, has_tools)
+        rule, problem = _rule_of_turn(rule, facts)
     slowest_secs = dict[str, float]()
     if now is not None and isinstance(rule, (Adaptive, OnlyOnFailure)):
-        slowest_secs = {
-            backend.provider: _slowest(policy.stall_secs, rule, backend, stats, prompt_tokens)
-            for backend in backends
-        }
+        slowest_secs = {name: _slowest(policy, rule, known[name]) for name in order}
     if not isinstance(rule, Adaptive):
         return Plan(
             order, rule, prior_weight=prior_weight, slowest_secs=slowest_secs, problem=problem
@@ -182,7 +180,7 @@ def plan_turn(
         common = 1.0 - min(route.hedges * budget, 1.0)
         rare_secs = {
             backend.provider: 0.0
-            if stats.may_hang(backend)
+            if known[backend.provider].may_hang
             else max(curve.quantile(common), late_secs(curve))
             for backend, curve in curves.items()
         }
@@ -256,26 +254,19 @@ def _rule_of_turn(rule: TurnRule, facts: TurnFacts) -> tuple[LaunchRule | Adapti
     return OnlyOnFailure(), f"rule_for returned {found!r}: return an object with next_launch"
 
 
-def _slowest(
-    stall_secs: float | None,
-    rule: Adaptive | OnlyOnFailure,
-    backend: Backend,
-    stats: LatencyRegistry,
-    prompt_tokens: int | None,
-) -> float:
+def _slowest(policy: HedgePolicy, rule: Adaptive | OnlyOnFailure, known: LatencyEstimate) -> float:
     """Return the time to first token up to which a provider counts as slow, not silent.
 
     A provider that may hang gets one stall time. Under ``adaptive`` the time doubles while only the
     prior is known, and at a budget of 0. Other policies use the stall time until longer answers
     have been observed.
     """
-    if stats.may_hang(backend):
-        return silent_secs(None, stall_secs)
-    secs = silent_secs(stats.usual(backend, prompt_tokens), stall_secs)
-    prior_weight = stats.prior_weight(backend, prompt_tokens)
+    if known.may_hang:
+        return silent_secs(None, policy.stall_secs)
+    secs = silent_secs(known.usual, policy.stall_secs)
     if isinstance(rule, OnlyOnFailure):
-        return secs * (1.0 - prior_weight)
-    return secs * (1.0 + prior_weight if rule.budget else 2.0)
+        return secs * (1.0 - known.prior_weight)
+    return secs * (1.0 + known.prior_weight if rule.budget else 2.0)
 
 
 def _costs(backends: Sequence[Backend], first: str, prompt_tokens: int | None) -> dict[str, float]:

@@ -41,15 +41,21 @@ RARE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class LatencyEstimate:
-    """The latency curves of a provider.
+    """What is known of a provider's latency.
 
     Parameters:
         first_token: From the launch of an attempt to its first usable token.
         sentence: From the first token to the first whole sentence; None where a token wins.
+        usual: The usual times to first token: in a slow period those from before it.
+        prior_weight: How much of it is still assumed, from 1 to nearly 0.
+        may_hang: Whether the attempt before was waited for in vain, and none answered since.
     """
 
     first_token: SurvivalCurve
-    sentence: SurvivalCurve | None = None
+    sentence: SurvivalCurve | None
+    usual: SurvivalCurve
+    prior_weight: float
+    may_hang: bool
 
 
 @dataclass(frozen=True, slots=True)

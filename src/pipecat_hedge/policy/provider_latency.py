@@ -54,7 +54,6 @@ class ProviderLatency:
         self._models = [LatencyModel(prior) for _ in range(ALL + 1)]
         self._models.append(LatencyModel(SENTENCE_PRIOR))
         self._watches = [ChangePoint() for _ in range(len(CLASS_BOUNDS) + 1)]
-        self._estimates: dict[tuple[int, bool], LatencyEstimate] = {}
         self._left_by: int | None = None
         self._usual: dict[int, tuple[SurvivalCurve, float]] = {}
         self.slow_period = SlowPeriod()
@@ -70,21 +69,14 @@ class ProviderLatency:
             prompt_tokens: The size; None where it is not known.
             by_sentence: Whether a sentence is what wins.
         """
-        curve = self._for(prompt_tokens).curve
-        sentence = self._models[SENTENCE].curve if by_sentence else None
-        key = (size_class(prompt_tokens), by_sentence)
-        known = self._estimates.get(key)
-        if known is None or known.first_token is not curve or known.sentence is not sentence:
-            known = self._estimates[key] = LatencyEstimate(curve, sentence)
-        return known
-
-    def usual(self, prompt_tokens: int | None) -> SurvivalCurve:
-        """The usual times to first token for a prompt size; in a slow period those from before it.
-
-        Args:
-            prompt_tokens: The size; None where it is not known.
-        """
-        return self._usual_of(prompt_tokens)[0]
+        model = self._for(prompt_tokens)
+        return LatencyEstimate(
+            model.curve,
+            self._models[SENTENCE].curve if by_sentence else None,
+            self._usual_of(prompt_tokens, model)[0],
+            model.prior_weight,
+            self.unanswered > 0,
+        )
 
     def late_secs(self, prompt_tokens: int | None) -> float:
         """After how long an attempt is late.
@@ -92,15 +84,17 @@ class ProviderLatency:
         Args:
             prompt_tokens: The size of the prompt; None where it is not known.
         """
-        return self._usual_of(prompt_tokens)[1]
+        return self._usual_of(prompt_tokens, self._for(prompt_tokens))[1]
 
     @property
     def is_settled(self) -> bool:
         """Whether enough has been seen to call an answer late; silence is late in any case."""
         return self.seen >= SETTLED or self.slow_period.is_on
 
-    def _usual_of(self, prompt_tokens: int | None) -> tuple[SurvivalCurve, float]:
-        size, curve = size_class(prompt_tokens), self._for(prompt_tokens).curve
+    def _usual_of(
+        self, prompt_tokens: int | None, model: LatencyModel
+    ) -> tuple[SurvivalCurve, float]:
+        size, curve = size_class(prompt_tokens), model.curve
         found = self._usual.get(size)
         if found is None or (found[0] is not curve and not self.slow_period.is_suspected):
             found = self._usual[size] = curve, late_secs(curve)
@@ -110,10 +104,6 @@ class ProviderLatency:
     def seen(self) -> int:
         """How many observations of the first token are known."""
         return len(self._models[ALL])
-
-    def prior_weight(self, prompt_tokens: int | None) -> float:
-        """How much of what is known of a prompt of a size is still assumed, from 0 to 1."""
-        return self._for(prompt_tokens).prior_weight
 
     def _for(self, prompt_tokens: int | None) -> LatencyModel:
         own = self._models[size_class(prompt_tokens)]
@@ -160,7 +150,7 @@ class ProviderLatency:
             waited_secs: How long.
             prompt_tokens: The size of the prompt; None where it is not known.
         """
-        self.unanswered += waited_secs > self._usual_of(prompt_tokens)[1]
+        self.unanswered += waited_secs > self.late_secs(prompt_tokens)
 
     def _count(self, model: int, bucket: int, censored: bool) -> None:
         self._models[model].count(bucket, censored)

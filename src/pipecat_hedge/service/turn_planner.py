@@ -144,13 +144,16 @@ class TurnPlanner(Generic[A]):
             provider: The provider's name.
             stall_secs: The provider's stall time, or None.
         """
-        backend = self._backend(provider)
-        return silent_secs(self._stats.usual(backend, self.prompt_tokens), stall_secs)
+        return silent_secs(self._usual(provider), stall_secs)
 
     def is_late(self, provider: str, secs: float) -> bool:
         """Whether a wait for a first token is longer than usual for a provider."""
+        return secs > late_secs(self._usual(provider))
+
+    def _usual(self, provider: str) -> SurvivalCurve:
         backend = self._backend(provider)
-        return secs > late_secs(self._stats.usual(backend, self.prompt_tokens))
+        known = self._stats.known([backend], self.prompt_tokens, by_sentence=False)
+        return known[provider].usual
 
     def sent(self, attempt: Attempt) -> None:
         """Observe an attempt whose request is sent now, until ``learn``."""
@@ -207,13 +210,13 @@ def state_of(
     health = stats.health
     in_flight, limit = health.occupancy(entry.key, now, bounds)
     backend = entry.backend
-    known = stats.known([backend], None, by_sentence=False)[backend.provider].first_token
+    known = stats.known([backend], None, by_sentence=False)[backend.provider]
     return ProviderState(
         provider=backend.provider,
         model=backend.model,
-        p50_secs=known.quantile(0.5),
-        p95_secs=known.quantile(0.95),
-        prior_weight=stats.prior_weight(backend),
+        p50_secs=known.first_token.quantile(0.5),
+        p95_secs=known.first_token.quantile(0.95),
+        prior_weight=known.prior_weight,
         is_excluded=is_excluded,
         retry_after_secs=health.retry_after_secs(entry.key, now),
         server=entry.server_load,

@@ -28,7 +28,7 @@ def lognormal(median: float, sigma: float, stalls: float = 0.0) -> SurvivalCurve
 
 
 HEAVY, LIGHT = lognormal(0.5, 0.12, stalls=0.05), lognormal(0.8, 0.08)
-KNOWN = {"a": LatencyEstimate(HEAVY), "b": LatencyEstimate(LIGHT)}
+KNOWN = {n: LatencyEstimate(c, None, c, 0.0, False) for n, c in (("a", HEAVY), ("b", LIGHT))}
 
 
 def waiting(*in_flight: tuple[str, float], further: str = "b") -> Waiting:
