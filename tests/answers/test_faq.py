@@ -13,7 +13,8 @@ import pytest
 
 from pipecat_hedge import FaqAnswers
 from pipecat_hedge.answers import FaqEntry
-from pipecat_hedge.answers.faq import Faq, stands_alone
+from pipecat_hedge.answers.faq import Faq
+from pipecat_hedge.answers.meaning import Vocabulary
 from pipecat_hedge.race import ConfigurationError
 from tests.answers.phrases import ENTRIES, PARAPHRASES
 
@@ -31,8 +32,8 @@ def all_alike(texts: Sequence[str]) -> list[list[float]]:
     return [[1.0, 0.0] for _ in texts]
 
 
-def found(faq: Faq, text: str, threshold: float = 0.92) -> str | None:
-    match = asyncio.run(faq.match(text, threshold, TODAY))
+def found(faq: Faq, text: str, threshold: float = 0.92, *, is_first: bool = False) -> str | None:
+    match = asyncio.run(faq.match(text, threshold, TODAY, is_first=is_first))
     return None if match is None else match.entry.answer
 
 
@@ -43,7 +44,7 @@ def test_no_question_gets_the_answer_to_another(embed: Any) -> None:
     for name in ENTRIES:
         others = faq(name, embed=embed)
         for question in (q for q, of in QUESTIONS if of == name):
-            assert found(others, question, threshold) is None, question
+            assert found(others, question, threshold, is_first=True) is None, question
 
 
 @pytest.mark.parametrize(
@@ -83,31 +84,39 @@ def test_no_question_gets_the_answer_to_another(embed: Any) -> None:
 def test_small_words_that_change_the_question_count(one: str, other: str) -> None:
     for asked, known in ((one, other), (other, one)):
         only = Faq([FaqEntry(questions=[known], answer="No.")], embed=all_alike)
-        assert found(only, asked) is None
-        assert found(only, known) == "No."
+        assert found(only, asked, is_first=True) is None
+        assert found(only, known, is_first=True) == "No."
 
 
 def test_paraphrases_are_found() -> None:
     whole = faq()
     answers = [(found(whole, question), name) for question, name in PARAPHRASES]
     assert all(answer in (None, name) for answer, name in answers)
-    assert sum(answer is not None for answer, _ in answers) >= 0.8 * len(answers)
+    found_again = sum(answer is not None for answer, _ in answers)
+    print(f"\nphrases.py: of {len(answers)} paraphrases {found_again}")
+    assert found_again >= 0.9 * len(answers)
 
 
-def test_few_questions_that_were_written_to_get_past_the_gate_do() -> None:
-    """With embeddings that see no difference; some of them mean nearly the same."""
-    text = Path(__file__).with_name("hard_phrases.toml").read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("file", "answered_share", "found_share"),
+    [("hard_phrases.toml", 0.1, 0.6), ("phone_phrases.toml", 0.005, 0.45)],
+)
+def test_questions_of_others_are_told_apart(
+    file: str, answered_share: float, found_share: float
+) -> None:
+    """With embeddings that see no difference; some of the hard ones mean nearly the same."""
+    text = Path(__file__).with_name(file).read_text(encoding="utf-8")
     answered, found_again = list[bool](), list[bool]()
     for each in tomllib.loads(text).values():
         only = Faq([FaqEntry(questions=each["questions"], answer="Yes.")], embed=all_alike)
         for results, phrases in ((answered, each["others"]), (found_again, each["paraphrases"])):
-            results += [stands_alone(p) and found(only, p) is not None for p in phrases]
+            results += [found(only, phrase) is not None for phrase in phrases]
     print(
-        f"\nof {len(answered)} other questions {sum(answered)} are answered, "
+        f"\n{file}: of {len(answered)} other questions {sum(answered)} are answered, "
         f"of {len(found_again)} paraphrases {sum(found_again)}"
     )
-    assert sum(answered) <= 0.1 * len(answered)
-    assert sum(found_again) >= 0.6 * len(found_again)
+    assert sum(answered) <= answered_share * len(answered)
+    assert sum(found_again) >= found_share * len(found_again)
 
 
 def test_long_text_is_no_question() -> None:
@@ -136,6 +145,9 @@ async def test_embeddings_decide_above_the_threshold() -> None:
         ("When do you open?", True),
         ("Is there parking?", True),
         ("Is it possible to pay by card?", True),
+        ("How much does it cost to park?", True),
+        ("Parking at the airport, how much is that?", True),
+        ("Hello, how much is that?", False),
         ("And on Sunday?", False),
         ("What does it cost?", False),
         ("Do you have another one?", False),
@@ -143,7 +155,7 @@ async def test_embeddings_decide_above_the_threshold() -> None:
     ],
 )
 def test_questions_that_refer_to_something_do_not_stand_alone(text: str, alone: bool) -> None:
-    assert stands_alone(text) is alone
+    assert Vocabulary().stands_alone(text) is alone
 
 
 def test_file_is_read_and_expired_entries_are_silent(tmp_path: Path) -> None:

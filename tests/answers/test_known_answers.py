@@ -127,6 +127,17 @@ async def test_curated_question_is_answered_unless_it_may_need_a_tool() -> None:
     assert line.reports[0].known_answer == "faq"
 
 
+async def test_pronoun_needs_something_said_before() -> None:
+    faq = FaqAnswers(ENTRIES)
+    asks = {"role": "user", "content": "When does it open?"}
+    before = [{"role": "system", "content": "Be brief."}, {"role": "assistant", "content": "Hi!"}]
+    async with Line(racing(member(), answers=[faq])) as line:
+        for messages in ([before[0], asks], [*before, asks]):
+            await line.ask(context=LLMContext(messages))  # type: ignore[arg-type]
+        await line.report(2)
+    assert asked_of(line) == [0, 1]
+
+
 async def test_shadow_mode_only_writes_down(tmp_path: Path) -> None:
     log = tmp_path / "shadow.jsonl"
     faq = FaqAnswers(ENTRIES, shadow=True, shadow_log=log)

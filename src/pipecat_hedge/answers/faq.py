@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import inspect
-import re
 import tomllib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pipecat_hedge.answers.meaning import Vocabulary
 from pipecat_hedge.race.errors import ConfigurationError
 
-__all__ = ["Embed", "Faq", "FaqEntry", "FaqMatch", "stands_alone"]
+__all__ = ["Embed", "Faq", "FaqEntry", "FaqMatch"]
 
 Vectors: TypeAlias = Sequence[Sequence[float]]
 Embed: TypeAlias = Callable[[Sequence[str]], Vectors | Awaitable[Vectors]]
@@ -25,15 +24,6 @@ Embed: TypeAlias = Callable[[Sequence[str]], Vectors | Awaitable[Vectors]]
 
 MAX_CHARS = 300
 """No curated question is as long: such a text asks more than one answers."""
-_REFERS = re.compile(
-    r"^\W*(?:and|but|so|or|then|what about|how about)\b"
-    r"|\b(?:it|those|these|they|them|he|she|him|one|ones|else|instead|again|too|also|either|same)\b"
-    r"|\bthat\b(?! (?:you|i|we)\b)",
-    re.IGNORECASE,
-)
-_IMPERSONAL = re.compile(
-    r"\b(?:is|would|will) it (?:be )?(?:possible|okay|ok|allowed|fine)\b", re.I
-)
 
 
 class FaqEntry(BaseModel):
@@ -102,15 +92,18 @@ class Faq:
         ]
         self._vectors: np.ndarray | None = None
 
-    async def match(self, text: str, threshold: float, today: datetime.date) -> FaqMatch | None:
+    async def match(
+        self, text: str, threshold: float, today: datetime.date, *, is_first: bool = False
+    ) -> FaqMatch | None:
         """Return the valid entry that asks the same as a text.
 
         Args:
             text: The caller's question.
             threshold: The least similarity, from 0 to 1.
             today: Entries that are no longer valid do not count.
+            is_first: Whether nothing was said before that it could refer to.
         """
-        if len(text) > MAX_CHARS:
+        if len(text) > MAX_CHARS or not (is_first or self._vocabulary.stands_alone(text)):
             return None
         asked = self._vocabulary.meaning(text)
         allowed = [
@@ -144,11 +137,6 @@ class Faq:
                 f"embed must return a vector for each text, got an array of shape {vectors.shape}"
             )
         return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-
-
-def stands_alone(text: str) -> bool:
-    """Return whether a question can be understood without what was said before."""
-    return _REFERS.search(_IMPERSONAL.sub("", text)) is None
 
 
 def _read(path: Path) -> tuple[list[FaqEntry], list[list[str]]]:

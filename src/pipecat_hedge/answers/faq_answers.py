@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from pipecat_hedge.answers.faq import Embed, Faq, FaqEntry, stands_alone
+from pipecat_hedge.answers.faq import Embed, Faq, FaqEntry
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.service.known_answers import Question
 from pipecat_hedge.service.line_log import LineLog
@@ -17,7 +17,7 @@ __all__ = ["FaqAnswers"]
 
 
 class FaqAnswers:
-    """Curated answers to questions that stand alone.
+    """Curated answers to questions that stand alone; what is said first always does.
 
     In shadow mode it answers nothing. What it would have said is written beside what was said, to
     ``shadow_log``, for ``pipecat-hedge compare``.
@@ -83,7 +83,7 @@ class FaqAnswers:
     async def _match(self, question: Question) -> tuple[str, float] | None:
         if not question.text or (question.has_tools and not self._with_tools):
             return None
-        if not stands_alone(question.text):
-            return None
-        found = await self._faq.match(question.text, self._threshold, self._today())
+        found = await self._faq.match(
+            question.text, self._threshold, self._today(), is_first=question.is_first
+        )
         return None if found is None else (found.entry.answer, found.similarity)

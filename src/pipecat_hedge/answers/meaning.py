@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -21,13 +21,11 @@ __all__ = ["Meaning", "Vocabulary"]
 
 _TOKENS = re.compile(r"[€$£%]|\d+(?:[.,:]\d+)*|[^\W\d_]+(?:'[^\W\d_]+)?")
 _ACTOR = re.compile(
-    r"\b(?:can|could|may|might|will|would|shall|should|must|do|past) (i|we|you) (?:must )?(\w+)"
+    r"\b(?:can|could|may|might|will|would|shall|should|must|do|past|if|when) (i|we|you) "
+    r"(?:must |want to )?(\w+)"
 )
-
-ORDERED_WORDS = 3
-"""From so many content words on their order counts: "kids' menu" is "menu for kids", but "breakfast
-in my room" is not "a room with breakfast in it".
-"""
+_OWNER = re.compile(r"\b(my|our|your) (\w+)")
+_PERSON = {"we": "i", "my": "i", "our": "i", "your": "you"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +33,19 @@ class Meaning:
     """What a question asks.
 
     Parameters:
-        words: Its content words, in their order if that counts: stems, or the first of their
-            synonyms; with ``must`` for any obligation, and ``past``.
+        words: Its content words: stems, or the first of their synonyms; with ``must`` for
+            any obligation, and ``past``. One behind a preposition of direction has it before it.
         kinds: What it asks for: ``time``, ``place``, ``price`` and so on; empty for yes or no.
         negated: The content words that negations stand before.
         figures: Its numbers and currency signs, each with the content word that follows.
-        actor: Who does it, ``i`` or ``you``; empty if it does not say.
+        persons: Who does or owns something, where it says so: ``i`` or ``you``, by the word.
     """
 
-    words: tuple[str, ...]
+    words: frozenset[str]
     kinds: frozenset[str]
     negated: frozenset[str]
     figures: tuple[tuple[str, str], ...]
-    actor: str
+    persons: Mapping[str, str]
 
     def asks_like(self, other: Meaning) -> bool:
         """Whether both ask the same, as far as their words tell; not if there are none."""
@@ -55,7 +53,7 @@ class Meaning:
             bool(self.words)
             and (self.words, self.kinds) == (other.words, other.kinds)
             and (self.negated, self.figures) == (other.negated, other.figures)
-            and (self.actor == other.actor or not (self.actor and other.actor))
+            and all(other.persons.get(word, who) == who for word, who in self.persons.items())
         )
 
 
@@ -78,24 +76,32 @@ class Vocabulary:
             stems = [self._stem(word.casefold()) for word in group]
             self._same.update(dict.fromkeys(stems, self._same.get(stems[0], stems[0])))
         self._ignored = frozenset(english["ignored"].split())
-        self._unordered = self._words(english["unordered"])
+        self._directed = frozenset(english["directed"].split())
         self._negations = frozenset(english["negations"].split())
         self._numbers = {word: str(n) for n, word in enumerate(english["numbers"].split())}
         self._rewrites = [(re.compile(was), becomes) for was, becomes in english["rewrites"]]
         self._kinds = {
             kind: re.compile(rf"\b(?:{pattern})\b") for kind, pattern in english["kinds"].items()
         }
+        self._refers = re.compile(english["refers"])
+        self._impersonal = re.compile(english["impersonal"])
         self._asking = {kind: self._words(of) for kind, of in english["interrogatives"].items()}
+
+    def stands_alone(self, text: str) -> bool:
+        """Return whether a question can be understood without what was said before."""
+        text = text.casefold()
+        head, comma, _ = text.rpartition(",")
+        if comma and self.meaning(head).words:  # "Parking, how much is that?"
+            text = head
+        return self._refers.search(self._impersonal.sub("", text)) is None
 
     def meaning(self, text: str) -> Meaning:
         """Return what a text asks."""
-        text = text.casefold().replace("’", "'")
-        for was, becomes in self._rewrites:
-            text = was.sub(becomes, text)
-        text = text.strip()
+        text = self._rewritten(text)
         kinds = self._asked_in(text)
-        said, following = list[str](), ""
+        words, following = list[str](), ""
         negated, figures = set[str](), list[tuple[str, str]]()
+        asking = self._asking["all"].union(*(self._asking.get(kind, ()) for kind in kinds))
         tokens: list[str] = _TOKENS.findall(text)
         for token in reversed(tokens):
             plain = self._numbers.get(token, token.replace("'", ""))
@@ -103,28 +109,30 @@ class Vocabulary:
                 figures.append((plain, following))
             elif plain in self._negations:
                 negated.add(following)
-            elif plain not in self._ignored:
+            elif plain in self._directed:
+                if words and words[-1] == following:
+                    words[-1] = f"{plain} {following}"
+                elif not following:
+                    words.append(plain)
+            elif plain not in self._ignored and self._stem(plain) not in self._ignored:
                 following = self._word(plain)
-                said.append(following)
-        asking = [self._asking.get(kind, frozenset[str]()) for kind in ("all", *kinds)]
-        words = [word for word in reversed(said) if not any(word in of for of in asking)]
-        if not words and re.search(r"\byour?\b", text):
-            words.append("you")
-        if "time" not in kinds and re.search(r"\bfrom\b", text):
-            words.append("from")
-        acts = _ACTOR.search(text)
-        actor = "" if acts is None or acts[2] in self._ignored else acts[1].replace("we", "i")
-        free = [word for word in words if word in self._unordered]
-        words = [word for word in words if word not in self._unordered]
-        if len(words) < ORDERED_WORDS:
-            words.sort()
-        return Meaning(
-            (*sorted(free), *words),
-            kinds,
-            frozenset(negated),
-            tuple(sorted(figures)),
-            actor,
-        )
+                if following not in asking:
+                    words.append(following)
+        if not words:  # "Where am I?" is not "Where are you?"
+            words = re.findall(r"\b(?:i|you)(?=r?\b)", text)
+        said: list[tuple[str, str]] = [*_ACTOR.findall(text), *_OWNER.findall(text)]
+        persons = {
+            self._word(word): _PERSON.get(who, who)
+            for who, word in said
+            if word not in self._ignored
+        }
+        return Meaning(frozenset(words), kinds, frozenset(negated), tuple(sorted(figures)), persons)
+
+    def _rewritten(self, text: str) -> str:
+        text = text.casefold().replace("’", "'")
+        for was, becomes in self._rewrites:
+            text = was.sub(becomes, text)
+        return text.strip()
 
     def _asked_in(self, text: str) -> frozenset[str]:
         found = set[str]()

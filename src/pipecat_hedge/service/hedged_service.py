@@ -78,7 +78,7 @@ __all__ = ["HedgedLLMService"]
 _HOST_SETTINGS = ("filter_incomplete_user_turns", "user_turn_completion_config")
 """Settings that this service applies itself: the answer passes through it and not a member."""
 
-KNOWN = Question("", False, "")
+KNOWN = Question("", False, "", False)
 """Stands for a turn that was answered from what is known."""
 KNOWN_WITHIN_SECS = 0.1
 """How long what knows answers may take; then a provider is asked."""

@@ -22,11 +22,13 @@ class Question:
         text: The caller's words, if they are the last message; else empty, as after a tool ran.
         has_tools: Whether the model may call tools.
         key: Equal only for the same models, settings, instructions, tools and messages.
+        is_first: Whether nothing was said before.
     """
 
     text: str
     has_tools: bool
     key: str
+    is_first: bool
 
     @classmethod
     def of(cls, context: LLMContext, members: Iterable[LLMService[Any]]) -> Question:
@@ -41,7 +43,10 @@ class Question:
             [asked, context.tools, context.tool_choice, settings], default=_plain, sort_keys=True
         )
         text = content if is_callers and isinstance(content, str) else ""
-        return cls(text, bool(context.tools), hashlib.sha256(whole.encode()).hexdigest())
+        before = [m.get("role") if isinstance(m, Mapping) else None for m in asked[:-1]]
+        is_first = all(role in ("system", "developer") for role in before)
+        key = hashlib.sha256(whole.encode()).hexdigest()
+        return cls(text, bool(context.tools), key, is_first)
 
 
 @runtime_checkable
