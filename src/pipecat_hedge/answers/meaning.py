@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from operator import itemgetter
 from typing import Any
 
 from pipecat_hedge.race.errors import missing_extra
@@ -21,7 +22,7 @@ __all__ = ["Meaning", "Vocabulary"]
 
 _TOKENS = re.compile(r"[€$£%]|\d+(?:[.,:]\d+)*|[^\W\d_]+(?:'[^\W\d_]+)?")
 _ACTOR = re.compile(
-    r"\b(?:can|could|may|might|will|would|shall|should|must|do|past|if|when) (i|we|you) "
+    r"\b(?:can|could|may|might|will|would|shall|should|must|do|am|are|past|if|when) (i|we|you) "
     r"(?:must |want to )?(\w+)"
 )
 _OWNER = re.compile(r"\b(my|our|your) (\w+)")
@@ -33,15 +34,18 @@ class Meaning:
     """What a question asks.
 
     Parameters:
-        words: Its content words: stems, or the first of their synonyms; with ``must`` for
-            any obligation, and ``past``. One behind a preposition of direction has it before it.
+        words: Its content words, the last one first: stems, or the first of their synonyms; with
+            ``must`` for any obligation, and ``past``. One behind a preposition of direction has it
+            before it.
+        frame: All of its words, with gaps for these.
         kinds: What it asks for: ``time``, ``place``, ``price`` and so on; empty for yes or no.
         negated: The content words that negations stand before.
         figures: Its numbers and currency signs, each with the content word that follows.
         persons: Who does or owns something, where it says so: ``i`` or ``you``, by the word.
     """
 
-    words: frozenset[str]
+    words: tuple[str, ...]
+    frame: tuple[str, ...]
     kinds: frozenset[str]
     negated: frozenset[str]
     figures: tuple[tuple[str, str], ...]
@@ -51,7 +55,9 @@ class Meaning:
         """Whether both ask the same, as far as their words tell; not if there are none."""
         return (
             bool(self.words)
-            and (self.words, self.kinds) == (other.words, other.kinds)
+            and (set(self.words), self.kinds) == (set(other.words), other.kinds)
+            # Points for miles are not miles for points; but on Sunday, when is when on Sunday.
+            and (self.frame != other.frame or self.words == other.words)
             and (self.negated, self.figures) == (other.negated, other.figures)
             and all(other.persons.get(word, who) == who for word, who in self.persons.items())
         )
@@ -99,12 +105,13 @@ class Vocabulary:
         """Return what a text asks."""
         text = self._rewritten(text)
         kinds = self._asked_in(text)
-        words, following = list[str](), ""
+        words, frame, following = list[str](), list[str](), ""
         negated, figures = set[str](), list[tuple[str, str]]()
         asking = self._asking["all"].union(*(self._asking.get(kind, ()) for kind in kinds))
         tokens: list[str] = _TOKENS.findall(text)
         for token in reversed(tokens):
             plain = self._numbers.get(token, token.replace("'", ""))
+            frame.append(plain)
             if plain[0].isdigit() or plain in "€$£%":
                 figures.append((plain, following))
             elif plain in self._negations:
@@ -118,15 +125,19 @@ class Vocabulary:
                 following = self._word(plain)
                 if following not in asking:
                     words.append(following)
+                    frame[-1] = ""
         if not words:  # "Where am I?" is not "Where are you?"
             words = re.findall(r"\b(?:i|you)(?=r?\b)", text)
         said: list[tuple[str, str]] = [*_ACTOR.findall(text), *_OWNER.findall(text)]
-        persons = {
-            self._word(word): _PERSON.get(who, who)
-            for who, word in said
-            if word not in self._ignored
-        }
-        return Meaning(frozenset(words), kinds, frozenset(negated), tuple(sorted(figures)), persons)
+        persons = {self._word(word): _PERSON.get(who, who) for who, word in said}
+        return Meaning(
+            tuple(words),
+            tuple(frame),
+            kinds,
+            frozenset(negated),
+            tuple(sorted(figures, key=itemgetter(1))),
+            persons,
+        )
 
     def _rewritten(self, text: str) -> str:
         text = text.casefold().replace("’", "'")
