@@ -88,6 +88,21 @@ def test_small_words_that_change_the_question_count(one: str, other: str) -> Non
         assert found(only, known, is_first=True) == "No."
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Do you have Wi-Fi?", "Is there wifi?"),
+        ("What is your e-mail address?", "What's your email address?"),
+        ("When is check-in?", "When is checkin?"),
+        ("Do you close at 8 p.m.?", "Do you close at 8 o'clock in the evening?"),
+        ("Is the museum free?", "Is the museum free of charge?"),
+        ("What happens if no one is home?", "What happens if nobody's home?"),
+    ],
+)
+def test_spelling_does_not_count(one: str, other: str) -> None:
+    assert found(Faq([FaqEntry(questions=[one], answer="Yes.")]), other) == "Yes."
+
+
 def test_paraphrases_are_found() -> None:
     whole = faq()
     answers = [(found(whole, question), name) for question, name in PARAPHRASES]
