@@ -127,8 +127,8 @@ def main() -> None:
         for hits in (0.2, 0.3, 0.4)
     ]
     for name, budget, hits in arms:
-        waits, extra = AutojumpLoop().run_until_complete(measured(budget, hits, args))
-        print(row(name, waits, extra))
+        with asyncio.Runner(loop_factory=AutojumpLoop) as runner:
+            print(row(name, *runner.run(measured(budget, hits, args))))
 
 
 if __name__ == "__main__":

@@ -31,11 +31,18 @@ def test_samples_reproduce_published_percentiles(name: str):
 
 
 @pytest.mark.parametrize("name", PUBLISHED_MS)
+def test_line_from_p50_to_p95_goes_on_below(name: str):
+    """From p = 0 to 0.5 the latency rises as from 0.5 to 0.75: 1 - p is halved in both."""
+    profile = PROFILES[name]
+    least, p50, p75 = (profile.quantile(p) for p in (0, 0.5, 0.75))
+    assert p50 / least == pytest.approx(p75 / p50)
+
+
+@pytest.mark.parametrize("name", PUBLISHED_MS)
 def test_quantile_rises_and_survival_is_its_inverse(name: str):
     profile = PROFILES[name]
     values = [profile.quantile(p) for p in np.linspace(0, 1, 2001)]
     assert values == sorted(values)
-    assert values[0] >= 0.59 * profile.quantile(0.5)
     assert profile.quantile(0.99999) == values[-1] == profile.max_secs
     for p in (0.01, 0.3, 0.5, 0.77, 0.95, 0.97, 0.99, 0.998):
         assert profile.survival(profile.quantile(p)) == pytest.approx(1 - p)
