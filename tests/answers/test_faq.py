@@ -79,6 +79,39 @@ def test_no_question_gets_the_answer_to_another(embed: Any) -> None:
         ("Is there a table for 2 adults and 3 kids?", "Is there a table for 3 adults and 2 kids?"),
         ("Should I eat before the treatment?", "Should I have the treatment before I eat?"),
         ("Do you have soup without nuts?", "Don't you have soup with nuts?"),
+        ("Can I use my wife's pass?", "Can my wife use my pass?"),
+        ("Can a friend collect my parcel?", "Can I collect a friend's parcel?"),
+        ("Can I call the doctor?", "Will the doctor call me?"),
+        ("Can the flight be cancelled?", "Has the flight been cancelled?"),
+        ("Can I reserve the table?", "Is the table reserved?"),
+        ("When can I collect my parcel?", "When will my parcel be collected?"),
+        ("When can I get an appointment?", "When is my appointment?"),
+        ("Where can I order?", "Where is my order?"),
+        ("Are you open on Sundays?", "Are you open this Sunday?"),
+        ("Is there a monthly fee?", "Is there a fee this month?"),
+        ("Do I have to pay the final month?", "Do I have to pay last month?"),
+        ("Is there a bus timetable?", "Is the bus on time?"),
+        ("Is there parking nearby?", "Is there a park nearby?"),
+        ("Is the beach closed?", "Are you close to the beach?"),
+        ("Where can I pay for my car?", "Where can I charge my car?"),
+        ("Can I return a ticket?", "Can I get a return ticket?"),
+        ("Can I order by phone?", "Can I order a phone?"),
+        ("Is there a ski shop?", "Can I store my skis?"),
+        ("Do you offer installation?", "Do you offer instalments?"),
+        ("Do I need to be present?", "Do I need a present?"),
+        ("Are the tables free of charge?", "Are there any free tables?"),
+        ("Are the rooms free of charge?", "Are there any rooms free?"),
+        ("Can I have fries instead of salad?", "Can I have salad instead of fries?"),
+        ("Do you charge for a park tour?", "Do you charge for parking?"),
+        ("When do you close?", "When are you closed?"),
+        ("Do I have to pay for delivery?", "Do I have to pay on delivery?"),
+        ("Can I pay monthly?", "Is there a monthly fee?"),
+        ("Can I complain to the driver?", "Can I complain about the driver?"),
+        ("Can I have the car for a week?", "Can I have the car in a week?"),
+        ("After what time can I check in?", "Before what time can I check in?"),
+        ("Do I need an account?", "Do I need an accountant?"),
+        ("Can I call you?", "Can you please call me?"),
+        ("Do I have to return the package?", "Do I have to return the packaging?"),
     ],
 )
 def test_small_words_that_change_the_question_count(one: str, other: str) -> None:
@@ -114,7 +147,11 @@ def test_paraphrases_are_found() -> None:
 
 @pytest.mark.parametrize(
     ("file", "answered_share", "found_share"),
-    [("hard_phrases.toml", 0.1, 0.7), ("phone_phrases.toml", 0.005, 0.45)],
+    [
+        ("hard_phrases.toml", 0.06, 0.7),
+        ("phone_phrases.toml", 0.002, 0.5),
+        ("free_phrases.toml", 0.002, 0.08),
+    ],
 )
 def test_questions_of_others_are_told_apart(
     file: str, answered_share: float, found_share: float
@@ -132,6 +169,17 @@ def test_questions_of_others_are_told_apart(
     )
     assert sum(answered) <= answered_share * len(answered)
     assert sum(found_again) >= found_share * len(found_again)
+
+
+def test_most_pairs_written_against_the_words_are_told_apart() -> None:
+    """By a tester who had read the words; 318 of these 425 got past them then."""
+    text = Path(__file__).with_name("hard_pairs.txt").read_text(encoding="utf-8")
+    answered = 0
+    pairs = [line.split(" | ") for line in text.splitlines()]
+    for known, asked in pairs:
+        answered += found(Faq([FaqEntry(questions=[known], answer="Yes.")]), asked) is not None
+    print(f"\nhard_pairs.txt: of {len(pairs)} other questions {answered} are answered")
+    assert answered <= 0.45 * len(pairs)
 
 
 def test_long_text_is_no_question() -> None:

@@ -22,8 +22,8 @@ __all__ = ["Meaning", "Vocabulary"]
 
 _TOKENS = re.compile(r"[€$£%]|\d+(?:[.,:]\d+)*|[^\W\d_]+(?:'[^\W\d_]+)?")
 _ACTOR = re.compile(
-    r"\b(?:can|could|may|might|will|would|shall|should|must|do|am|are|past|if|when) (i|we|you) "
-    r"(?:must |want to )?(\w+)"
+    r"\b(?:can|could|may|might|will|would|shall|should|must|do|does|am|are|past|if|when) "
+    r"(i|we|you|(?:the|my|our|your|an?) \w+) (?:must |want to )?(\w+)"
 )
 _OWNER = re.compile(r"\b(my|our|your) (\w+)")
 _PERSON = {"we": "i", "my": "i", "our": "i", "your": "you"}
@@ -41,7 +41,8 @@ class Meaning:
         kinds: What it asks for: ``time``, ``place``, ``price`` and so on; empty for yes or no.
         negated: The content words that negations stand before.
         figures: Its numbers and currency signs, each with the content word that follows.
-        persons: Who does or owns something, where it says so: ``i`` or ``you``, by the word.
+        persons: Who does or owns something, where it says so: ``i``, ``you`` or ``other``, by the
+            word.
     """
 
     words: tuple[str, ...]
@@ -129,7 +130,11 @@ class Vocabulary:
         if not words:  # "Where am I?" is not "Where are you?"
             words = re.findall(r"\b(?:i|you)(?=r?\b)", text)
         said: list[tuple[str, str]] = [*_ACTOR.findall(text), *_OWNER.findall(text)]
-        persons = {self._word(word): _PERSON.get(who, who) for who, word in said}
+        persons = {
+            word: _PERSON.get(who, "other" if " " in who else who)
+            for who, word in ((who, self._word(word)) for who, word in said)
+            if " " not in who or word not in asking
+        }
         return Meaning(
             tuple(words),
             tuple(frame),
