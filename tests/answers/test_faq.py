@@ -171,6 +171,17 @@ def test_questions_of_others_are_told_apart(
     assert sum(found_again) >= found_share * len(found_again)
 
 
+def test_restaurant_of_a_hotel_is_not_the_hotel() -> None:
+    entries = {"Noon.": "When does the restaurant open?", "At six.": "When does the gym open?"}
+    hotel = Faq([FaqEntry(questions=[asked], answer=says) for says, asked in entries.items()])
+    for says, asked in entries.items():
+        assert found(hotel, asked) == says
+    assert found(hotel, "When do you open?") is None
+    restaurant = Faq([FaqEntry(questions=["When does the restaurant open?"], answer="Noon.")])
+    assert found(restaurant, "When do you open?") == "Noon."
+    assert found(restaurant, "When does the gym open?") is None
+
+
 def test_most_pairs_written_against_the_words_are_told_apart() -> None:
     """By a tester who had read the words; 318 of these 425 got past them then."""
     text = Path(__file__).with_name("hard_pairs.txt").read_text(encoding="utf-8")

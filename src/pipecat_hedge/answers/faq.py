@@ -84,7 +84,9 @@ class Faq:
             groups += of_file
         self._entries = list(entries)
         self._embed = embed
-        self._vocabulary = Vocabulary(groups)
+        self._vocabulary = Vocabulary(
+            groups, [question for entry in self._entries for question in entry.questions]
+        )
         self._asked = [
             (entry, question, self._vocabulary.meaning(question))
             for entry in self._entries

@@ -67,11 +67,12 @@ class Meaning:
 class Vocabulary:
     """Reads questions."""
 
-    def __init__(self, synonyms: Iterable[Sequence[str]] = ()):
+    def __init__(self, synonyms: Iterable[Sequence[str]] = (), questions: Sequence[str] = ()):
         """Add synonyms.
 
         Args:
             synonyms: Groups of words that mean the same.
+            questions: All curated questions: in a hotel's, the restaurant is not "you".
 
         Raises:
             ConfigurationError: If ``snowballstemmer`` is not installed.
@@ -86,7 +87,15 @@ class Vocabulary:
         self._directed = frozenset(english["directed"].split())
         self._negations = frozenset(english["negations"].split())
         self._numbers = {word: str(n) for n, word in enumerate(english["numbers"].split())}
-        self._rewrites = [(re.compile(was), becomes) for was, becomes in english["rewrites"]]
+        venues: list[str] = english["venues"].split()
+        asked = [word for word in venues if re.search(rf"\b{word}\b", " ".join(questions), re.I)]
+        called = (
+            asked if len({self._word(word) for word in asked}) == 1 else [] if asked else venues
+        )
+        self._rewrites = [
+            (re.compile(was.replace("VENUE", "|".join(called) or "(?!)")), becomes)
+            for was, becomes in english["rewrites"]
+        ]
         self._kinds = {
             kind: re.compile(rf"\b(?:{pattern})\b") for kind, pattern in english["kinds"].items()
         }
