@@ -171,6 +171,16 @@ def test_questions_of_others_are_told_apart(
     assert sum(found_again) >= found_share * len(found_again)
 
 
+def test_entries_that_cannot_be_told_apart_are_left_to_the_model() -> None:
+    entries = {"Yes.": "Can I volunteer?", "Six.": "Do you have volunteers?"}
+    club = Faq([FaqEntry(questions=[asked], answer=says) for says, asked in entries.items()])
+    assert {found(club, asked) for asked in entries.values()} == {None}
+    today = [
+        FaqEntry(questions=["When do you open?"], answer=says) for says in ("At ten.", "Noon.")
+    ]
+    assert found(Faq(today), "When are you opening?") == "At ten."
+
+
 def test_restaurant_of_a_hotel_is_not_the_hotel() -> None:
     entries = {"Noon.": "When does the restaurant open?", "At six.": "When does the gym open?"}
     hotel = Faq([FaqEntry(questions=[asked], answer=says) for says, asked in entries.items()])

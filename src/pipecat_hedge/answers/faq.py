@@ -97,7 +97,9 @@ class Faq:
     async def match(
         self, text: str, threshold: float, today: datetime.date, *, is_first: bool = False
     ) -> FaqMatch | None:
-        """Return the valid entry that asks the same as a text.
+        """Return the valid entry that asks the same as a text; None if several do, equally alike.
+
+        Of entries with the very same question, the first counts.
 
         Args:
             text: The caller's question.
@@ -120,6 +122,9 @@ class Faq:
         if alike[best] < threshold:
             return None
         entry, question, _ = self._asked[allowed[best]]
+        tied = [self._asked[number] for number in np.compress(alike == alike[best], allowed)]
+        if any(other.answer != entry.answer and asks != question for other, asks, _ in tied):
+            return None
         return FaqMatch(entry, question, float(alike[best]))
 
     async def _similarities(self, text: str, numbers: Sequence[int]) -> np.ndarray:
