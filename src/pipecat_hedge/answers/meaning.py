@@ -87,13 +87,9 @@ class Vocabulary:
         self._directed = frozenset(english["directed"].split())
         self._negations = frozenset(english["negations"].split())
         self._numbers = {word: str(n) for n, word in enumerate(english["numbers"].split())}
-        venues: list[str] = english["venues"].split()
-        asked = [word for word in venues if re.search(rf"\b{word}\b", " ".join(questions), re.I)]
-        called = (
-            asked if len({self._word(word) for word in asked}) == 1 else [] if asked else venues
-        )
+        venues = "|".join(self._venues_called(questions, english["venues"].split())) or "(?!)"
         self._rewrites = [
-            (re.compile(was.replace("VENUE", "|".join(called) or "(?!)")), becomes)
+            (re.compile(was.replace("VENUE", venues)), becomes)
             for was, becomes in english["rewrites"]
         ]
         self._kinds = {
@@ -139,11 +135,11 @@ class Vocabulary:
         if not words:  # "Where am I?" is not "Where are you?"
             words = re.findall(r"\b(?:i|you)(?=r?\b)", text)
         said: list[tuple[str, str]] = [*_ACTOR.findall(text), *_OWNER.findall(text)]
-        persons = {
-            word: _PERSON.get(who, "other" if " " in who else who)
-            for who, word in ((who, self._word(word)) for who, word in said)
-            if " " not in who or word not in asking
-        }
+        persons = dict[str, str]()
+        for who, verb in said:
+            word, is_third = self._word(verb), " " in who  # "my wife"
+            if not is_third or word not in asking:
+                persons[word] = "other" if is_third else _PERSON.get(who, who)
         return Meaning(
             tuple(words),
             tuple(frame),
@@ -152,6 +148,14 @@ class Vocabulary:
             tuple(sorted(figures, key=itemgetter(1))),
             persons,
         )
+
+    def _venues_called(self, questions: Sequence[str], venues: Sequence[str]) -> Sequence[str]:
+        """Return the words for the venue that is called: any, if the questions name none."""
+        words = set(_TOKENS.findall(" ".join(questions).casefold()))
+        named = [venue for venue in venues if venue in words]
+        if not named:
+            return venues
+        return named if len({self._word(venue) for venue in named}) == 1 else ()
 
     def _rewritten(self, text: str) -> str:
         text = text.casefold().replace("’", "'")
