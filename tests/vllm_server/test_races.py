@@ -68,15 +68,15 @@ async def test_hedge_waits_behind_first_requests(narrow_vllm: VLLMProcess) -> No
         await stack.enter_async_context(busy(narrow_vllm, 2))
         for number in range(4):
             silent = Provider("silent", ScriptedLLMService([Wait(60)]))
-            local = Provider("local", service(narrow_vllm, tokens=40))
+            local = Provider("local", service(narrow_vllm, tokens=200))
             llm = HedgedLLMService([silent, local], policy=HedgePolicy.race(2))
             calls.create_task(call(f"hedge {number}", llm))
         await until(narrow_vllm, lambda c: c.waiting == 4)
-        primary = HedgedLLMService([Provider("local", service(narrow_vllm, tokens=40))])
+        primary = HedgedLLMService([Provider("local", service(narrow_vllm, tokens=200))])
         calls.create_task(call("primary", primary))
         await until(narrow_vllm, lambda c: c.waiting == 5)
         await stack.aclose()
-    assert answered[0] == "primary"
+    assert "primary" in answered[:2]  # the server starts two at once
     assert len(answered) == 5
 
 
