@@ -112,6 +112,10 @@ def test_no_question_gets_the_answer_to_another(embed: Any) -> None:
         ("Do I need an account?", "Do I need an accountant?"),
         ("Can I call you?", "Can you please call me?"),
         ("Do I have to return the package?", "Do I have to return the packaging?"),
+        ("How many devices can share one plan?", "How many plans can share one device?"),
+        ("Are my devices visible to guests?", "Are guests visible to my devices?"),
+        ("Can I see the devices of guests?", "Can guests see my devices?"),
+        ("Can my dog visit the vet?", "Can the vet visit my dog?"),
     ],
 )
 def test_small_words_that_change_the_question_count(one: str, other: str) -> None:
@@ -171,6 +175,30 @@ def test_questions_of_others_are_told_apart(
     assert sum(found_again) >= found_share * len(found_again)
 
 
+def test_callers_of_businesses_get_their_answers() -> None:
+    """From whole FAQs."""
+    text = Path(__file__).with_name("business_phrases.toml").read_text(encoding="utf-8")
+    named = tomllib.loads(text)
+    faqs = dict[str, list[FaqEntry]]()
+    for name, each in named.items():
+        entry = FaqEntry(questions=each["questions"], answer=name)
+        faqs.setdefault(each["faq"], []).append(entry)
+    whole = {name: Faq(entries) for name, entries in faqs.items()}
+    others, paraphrases = list[bool](), list[bool]()
+    for name, each in named.items():
+        others += [found(whole[each["faq"]], other) == name for other in each["others"]]
+        for phrase in each["paraphrases"]:
+            answer = found(whole[each["faq"]], phrase)
+            assert answer in (None, name), phrase
+            paraphrases.append(answer is not None)
+    print(
+        f"\nbusiness_phrases.toml: of {len(others)} other questions {sum(others)} are answered, "
+        f"of {len(paraphrases)} paraphrases {sum(paraphrases)} are found"
+    )
+    assert not any(others)
+    assert sum(paraphrases) >= 0.75 * len(paraphrases)
+
+
 def test_entries_that_cannot_be_told_apart_are_left_to_the_model() -> None:
     entries = {"Yes.": "Can I volunteer?", "Six.": "Do you have volunteers?"}
     club = Faq([FaqEntry(questions=[asked], answer=says) for says, asked in entries.items()])
@@ -190,6 +218,20 @@ def test_restaurant_of_a_hotel_is_not_the_hotel() -> None:
     restaurant = Faq([FaqEntry(questions=["When does the restaurant open?"], answer="Noon.")])
     assert found(restaurant, "When do you open?") == "Noon."
     assert found(restaurant, "When does the gym open?") is None
+
+
+def test_venue_that_is_called_may_be_named() -> None:
+    asked = [
+        "When does the museum open?",
+        "Can I bring my dog?",
+        "How much is the shop's catalogue?",
+    ]
+    museum = Faq([FaqEntry(questions=[each], answer=each) for each in asked])
+    assert found(museum, "What time do you open?") == asked[0]
+    assert found(museum, "May I bring my dog to the museum?") == asked[1]
+    assert found(museum, "When does the shop open?") is None
+    booking = Faq([FaqEntry(questions=["How do I cancel my hotel booking?"], answer="Online.")])
+    assert found(booking, "How do I cancel my booking?") is None
 
 
 def test_most_pairs_written_against_the_words_are_told_apart() -> None:

@@ -23,10 +23,13 @@ __all__ = ["Meaning", "Vocabulary"]
 _TOKENS = re.compile(r"[€$£%]|\d+(?:[.,:]\d+)*|[^\W\d_]+(?:'[^\W\d_]+)?")
 _ACTOR = re.compile(
     r"\b(?:can|could|may|might|will|would|shall|should|must|do|does|am|are|past|if|when) "
-    r"(i|we|you|(?:the|my|our|your|an?) \w+) (?:must |want to )?(\w+)"
+    r"(i|you|(?:the|my|your|an?) \w+|(?!this|does)\w{3,}s) (?:must |want to )?(\w+)"
 )
-_OWNER = re.compile(r"\b(my|our|your) (\w+)")
-_PERSON = {"we": "i", "my": "i", "our": "i", "your": "you"}
+_OWNER = re.compile(r"\b(my|your) (\w+)")
+_PERSON = {"i": "i", "my": "i", "you": "you", "your": "you"}
+"""Others are third persons: "my wife", "guests"."""
+_ARTICLES = frozenset({"a", "an", "the", "my", "your", "any", "some"})
+"""Left out of a frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +40,11 @@ class Meaning:
         words: Its content words, the last one first: stems, or the first of their synonyms; with
             ``must`` for any obligation, and ``past``. One behind a preposition of direction has it
             before it.
-        frame: All of its words, with gaps for these.
+        frame: All of its words but articles, with gaps for these.
         kinds: What it asks for: ``time``, ``place``, ``price`` and so on; empty for yes or no.
         negated: The content words that negations stand before.
-        figures: Its numbers and currency signs, each with the content word that follows.
+        figures: Its numbers and currency signs, and ``many``, each with the content word that
+            follows.
         persons: Who does or owns something, where it says so: ``i``, ``you`` or ``other``, by the
             word.
     """
@@ -87,9 +91,9 @@ class Vocabulary:
         self._directed = frozenset(english["directed"].split())
         self._negations = frozenset(english["negations"].split())
         self._numbers = {word: str(n) for n, word in enumerate(english["numbers"].split())}
-        venues = "|".join(self._venues_called(questions, english["venues"].split())) or "(?!)"
+        venue, named = self._venues(questions, english["venues"])
         self._rewrites = [
-            (re.compile(was.replace("VENUE", venues)), becomes)
+            (_compiled(was.replace("VENUE", venue).replace("NAMED", named)), becomes)
             for was, becomes in english["rewrites"]
         ]
         self._kinds = {
@@ -117,8 +121,9 @@ class Vocabulary:
         tokens: list[str] = _TOKENS.findall(text)
         for token in reversed(tokens):
             plain = self._numbers.get(token, token.replace("'", ""))
-            frame.append(plain)
-            if plain[0].isdigit() or plain in "€$£%":
+            if plain not in _ARTICLES:
+                frame.append(plain)
+            if plain[0].isdigit() or plain in "€$£%" or plain == "many":
                 figures.append((plain, following))
             elif plain in self._negations:
                 negated.add(following)
@@ -137,9 +142,9 @@ class Vocabulary:
         said: list[tuple[str, str]] = [*_ACTOR.findall(text), *_OWNER.findall(text)]
         persons = dict[str, str]()
         for who, verb in said:
-            word, is_third = self._word(verb), " " in who  # "my wife"
-            if not is_third or word not in asking:
-                persons[word] = "other" if is_third else _PERSON.get(who, who)
+            word, person = self._word(verb), _PERSON.get(who, "other")
+            if person != "other" or word not in asking:
+                persons[word] = person
         return Meaning(
             tuple(words),
             tuple(frame),
@@ -149,19 +154,28 @@ class Vocabulary:
             persons,
         )
 
-    def _venues_called(self, questions: Sequence[str], venues: Sequence[str]) -> Sequence[str]:
-        """Return the words for the venue that is called: any, if the questions name none."""
-        words = set(_TOKENS.findall(" ".join(questions).casefold()))
-        named = [venue for venue in venues if venue in words]
-        if not named:
-            return venues
-        return named if len({self._word(venue) for venue in named}) == 1 else ()
+    def _venues(self, questions: Sequence[str], groups: Sequence[str]) -> tuple[str, str]:
+        """Return patterns of the venue that is called: any if none is named; if one is, as its own.
+
+        "How do I cancel my hotel booking?" names a hotel, but it may be a travel agency's.
+        """
+        text, never = " ".join(questions).casefold(), "(?!)"
+        words = set(_TOKENS.findall(text))
+        for group in groups:
+            named = [venue for venue in group.split() if venue in words]
+            if len({self._word(venue) for venue in named}) > 1:
+                return never, never
+            if named:
+                called = f"(?:{'|'.join(named)})"
+                is_own = re.search(rf"\b(?:the|your|our|this) {called}\b", text)
+                return called, called if is_own else never
+        return f"(?:{'|'.join(' '.join(groups).split())})", never
 
     def _rewritten(self, text: str) -> str:
         text = text.casefold().replace("’", "'")
         for was, becomes in self._rewrites:
             text = was.sub(becomes, text)
-        return text.strip()
+        return " ".join(text.split())
 
     def _asked_in(self, text: str) -> frozenset[str]:
         found = set[str]()
@@ -187,6 +201,11 @@ def _english() -> dict[str, Any]:
     return tomllib.loads(
         files("pipecat_hedge.answers").joinpath("english.toml").read_text(encoding="utf-8")
     )
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)  # there are more than re itself keeps
 
 
 @cache
