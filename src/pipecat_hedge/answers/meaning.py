@@ -168,7 +168,8 @@ class Vocabulary:
             if named:
                 called = f"(?:{'|'.join(named)})"
                 is_own = re.search(rf"\b(?:the|your|our|this) {called}\b", text)
-                return called, called if is_own else never
+                # "In the shop" is not online.
+                return called, called if is_own and not {"shop", "store"} & set(named) else never
         return f"(?:{'|'.join(' '.join(groups).split())})", never
 
     def _rewritten(self, text: str) -> str:
