@@ -47,7 +47,7 @@ class ProviderLog:
             "p50_secs": state.p50_secs,
             "p95_secs": state.p95_secs,
             "prior_weight": state.prior_weight,
-            "is_excluded": state.is_excluded,
+            "is_last": state.is_last,
             "retry_after_secs": state.retry_after_secs,
             "breaker": state.breaker,
             "breaker_reason": state.breaker_reason,

@@ -7,7 +7,7 @@ from examples.voice_bot.provider_log import ProviderLog
 from pipecat_hedge import AttemptReport, TurnReport
 from pipecat_hedge.race import AttemptOutcome, ProviderState, ServerLoad
 
-A = ProviderState("a", "m", 0.5, 1.5, 1.0, is_excluded=False, retry_after_secs=0.0, limit=100)
+A = ProviderState("a", "m", 0.5, 1.5, 1.0, is_last=False, retry_after_secs=0.0, limit=100)
 B = dataclasses.replace(A, provider="b")
 
 
@@ -39,11 +39,11 @@ def test_requests_are_counted_by_how_they_ended() -> None:
 
 def test_a_call_begins_with_what_is_known() -> None:
     """Nobody has been asked; the rest is as the service says."""
-    out = dataclasses.replace(B, is_excluded=True, retry_after_secs=3.0, prior_weight=0.2)
+    out = dataclasses.replace(B, is_last=True, retry_after_secs=3.0, prior_weight=0.2)
     a, b = ProviderLog().message([A, out])["providers"]
     assert (a["requests"], a["last_error"], a["was_first"]) == (0, None, False)
     assert (a["p50_secs"], a["p95_secs"], a["prior_weight"]) == (0.5, 1.5, 1.0)
-    assert (b["is_excluded"], b["retry_after_secs"], b["prior_weight"]) == (True, 3.0, 0.2)
+    assert (b["is_last"], b["retry_after_secs"], b["prior_weight"]) == (True, 3.0, 0.2)
 
 
 def test_it_tells_how_busy_a_server_is() -> None:

@@ -13,9 +13,9 @@ def attempt(
     error: AttemptError | None = None,
     reason: LaunchReason = "primary",
     lasted_secs: float | None = None,
-    stall_secs: float | None = 3.0,
+    silent_secs: float | None = 3.0,
 ) -> Attempt:
-    made = Attempt(0, Slot("a", stall_secs, 30.0), reason, 10.0)
+    made = Attempt(0, Slot("a", silent_secs, timeout_secs=30.0), reason, 10.0)
     made.error = error
     made.ended_at = None if lasted_secs is None else 10.0 + lasted_secs
     return made
@@ -47,11 +47,11 @@ def test_attempts_without_error_are_classified(has_answered: bool, verdict: Verd
 
 
 @pytest.mark.parametrize(
-    ("lasted_secs", "stall_secs", "verdict"),
+    ("lasted_secs", "silent_secs", "verdict"),
     [(0.5, 3.0, "dropped"), (3.5, 3.0, "silent"), (3.5, None, "dropped")],
 )
 def test_deadline_counts_only_for_long_silences(
-    lasted_secs: float, stall_secs: float | None, verdict: Verdict
+    lasted_secs: float, silent_secs: float | None, verdict: Verdict
 ) -> None:
-    hedge = attempt(MISSED_DEADLINE, "hedge", lasted_secs, stall_secs)
+    hedge = attempt(MISSED_DEADLINE, "hedge", lasted_secs, silent_secs)
     assert classify(None, has_answered=False, attempt=hedge) == verdict

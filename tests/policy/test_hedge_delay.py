@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge.policy.hedge_benefit import HedgeBenefit, expected_saving, joint
+from pipecat_hedge.policy.latency_model import AnswerTimes
 from pipecat_hedge.policy.priced_delay import LatencyEstimate, PricedDelay
 from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race import InFlight, LaunchDecision, Waiting
@@ -73,6 +74,9 @@ def test_narrow_body_is_not_taken_for_a_tail(median: float, spread: float) -> No
 # ---- the time of a hedge
 
 
+NO_ANSWERS = AnswerTimes(0, 0, 0, 0)
+
+
 def decision(
     first: SurvivalCurve = HEAVY,
     second: SurvivalCurve = HEAVY,
@@ -82,7 +86,7 @@ def decision(
     **options: Any,
 ) -> LaunchDecision:
     curves = {"a": first, "b": second}
-    known = {n: LatencyEstimate(c, sentence, c, 0.0, False) for n, c in curves.items()}
+    known = {n: LatencyEstimate(c, sentence, c, 0.0, NO_ANSWERS, 0) for n, c in curves.items()}
     rule = PricedDelay(known, {"a": share, "b": share}, **options)
     return rule.next_launch(Waiting(in_flight[0].launched_at, in_flight, "b"))
 

@@ -49,14 +49,14 @@ async def test_a_rule_may_hedge_only_turns_with_tools() -> None:
     assert set(rule.turns[0].known) == {"a", "b"}
 
 
-async def test_without_a_time_a_silent_provider_is_replaced_after_the_stall_time() -> None:
+async def test_silent_provider_gets_company_whatever_the_rule_says() -> None:
     slow, fast = (scripted(Wait(secs), Say("Yes.")) for secs in (9.0, 0.1))
-    llm = racing(slow, fast, policy=HedgePolicy(OnlyWithTools(), "mine", stall_secs=4.0))
+    llm = racing(slow, fast, policy=HedgePolicy(OnlyWithTools(), "mine", silence_secs=4.0))
     async with Line(llm) as line:
         await line.ask()
     (report,) = line.reports
-    assert [attempt.launch_reason for attempt in report.attempts] == ["primary", "stall"]
-    assert report.hedge_reason == "only a failure or a stall launches the next attempt"
+    reasons = [(attempt.launch_reason, attempt.launched_secs) for attempt in report.attempts]
+    assert reasons == [("primary", 0.0), ("silence", pytest.approx(4.0))]
 
 
 def rule_not_made(_: TurnFacts) -> Rule:
@@ -66,7 +66,7 @@ def rule_not_made(_: TurnFacts) -> Rule:
 @pytest.mark.parametrize("rule_for", [lambda _: None, lambda _: OnlyWithTools(), rule_not_made])
 async def test_turn_without_a_usable_rule_is_answered_without_hedges(rule_for: Any) -> None:
     rule: Any = SimpleNamespace(rule_for=rule_for)
-    policy = HedgePolicy(rule, "mine", stall_secs=None)
+    policy = HedgePolicy(rule, "mine", silence_secs=None)
     with logged() as warnings:
         line = await asked(
             racing(scripted(Wait(4), Say("Yes.")), scripted(Say("No.")), policy=policy)

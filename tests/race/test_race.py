@@ -33,10 +33,12 @@ from pipecat_hedge.race.events import (
     Fail,
     HedgeEligibilityChanged,
     LaunchRule,
+    Progressed,
     SentenceReady,
     StreamBroken,
     TimerFired,
     ToolsCalled,
+    TurnConfirmed,
     TurnStarted,
     UsableToken,
 )
@@ -49,6 +51,7 @@ NO_ROOM = AttemptError(SHED, "no room within 1 s")
 PRIMARY = Launch(0, "a", "primary")
 HEDGE = Launch(1, "b", "hedge")
 REPLACEMENT = Launch(1, "b", "failure")
+SILENCE = Launch(1, "b", "silence")
 STALL = Launch(1, "b", "stall")
 B_BUSY = HedgeEligibilityChanged({"b": "has a queue of 3"})
 
@@ -65,10 +68,12 @@ class Setup:
     commit_on: CommitOn = "first_token"
     stall_secs: float | None = None
     timeout_secs: float | None = None
+    late_secs: float = 0.0
     retries: int = 0
     deadline_secs: float | None = None
     probe: str | None = None
     jitter: float = 0.0
+    is_speculative: bool = False
     starts: Sequence[Command] = (PRIMARY,)
 
     def race(self) -> Race:
@@ -76,7 +81,14 @@ class Setup:
         rule = cast("LaunchRule", self.policy.rule)
         return Race(
             [
-                Slot(name, self.stall_secs, timeout_secs=self.timeout_secs, retries=self.retries)
+                Slot(
+                    name,
+                    self.stall_secs,
+                    self.stall_secs,
+                    self.timeout_secs,
+                    self.late_secs,
+                    self.retries,
+                )
                 for name in self.candidates
             ],
             rule,
@@ -85,6 +97,7 @@ class Setup:
             deadline_secs=self.deadline_secs,
             probe=self.probe,
             jitter=self.jitter,
+            is_speculative=self.is_speculative,
         )
 
     def play(self, *steps: Step) -> Race:
@@ -101,15 +114,14 @@ class Setup:
 
 @dataclass(frozen=True)
 class PutOff:
-    """Hedges at 0.6 s, has budget from ``until`` on, and replaces a stalled attempt."""
+    """Hedges at 0.6 s, has budget from ``until`` on."""
 
     until: float
-    silent_at: float
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
         if waiting.now < 0.6 or waiting.now >= self.until:
             return LaunchDecision(0.6, "saves 2 s")
-        return LaunchDecision(self.silent_at, "put off", is_put_off=True)
+        return LaunchDecision(None, "put off", is_put_off=True)
 
 
 RACE = Setup(HedgePolicy.race(2), starts=(PRIMARY, HEDGE))
@@ -187,7 +199,7 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
     # ---- silence
     "a stalled first attempt gets company and may still win": (
         IMPATIENT,
-        (3.0, TimerFired(), STALL),
+        (3.0, TimerFired(), SILENCE),
         (3.5, UsableToken(0), Commit(0, "first_token"), Cancel(1, "superseded")),
     ),
     "a stalled answer is kept without further attempts": (
@@ -198,12 +210,26 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
         (49.9, TimerFired()),
         (50.0, TimerFired(), Cancel(0, "stall"), StreamBroken(0), Fail((("a", TIMED_OUT),))),
     ),
-    "the last continuation is kept when it stalls": (
+    "a broken answer ends when its last continuation is silent": (
         replace(IMPATIENT, timeout_secs=30.0),
         (1.0, UsableToken(0), Commit(0, "first_token")),
-        (4.0, TimerFired(), Cancel(0, "stall"), StreamBroken(0), STALL),
-        (7.0, TimerFired()),
-        (33.9, UsableToken(1), Continue(1)),
+        (1.5, AttemptFailed(0, REFUSED), StreamBroken(0), REPLACEMENT),
+        (4.4, TimerFired()),
+        (4.5, TimerFired(), Cancel(1, "stall"), Fail((("a", REFUSED), ("b", TIMED_OUT)))),
+    ),
+    "so it does without a stall limit": (
+        FALLBACK,
+        (1.0, UsableToken(0), Commit(0, "first_token")),
+        (1.5, AttemptFailed(0, REFUSED), StreamBroken(0), REPLACEMENT),
+        (4.5, TimerFired(), Cancel(1, "stall"), Fail((("a", REFUSED), ("b", TIMED_OUT)))),
+    ),
+    "but not while its continuation makes progress": (
+        IMPATIENT,
+        (1.0, UsableToken(0), Commit(0, "first_token")),
+        (1.5, AttemptFailed(0, REFUSED), StreamBroken(0), REPLACEMENT),
+        (4.5, Progressed(1, 4.0)),
+        (4.5, TimerFired()),
+        (6.9, UsableToken(1), Continue(1)),
     ),
     "an earlier continuation may win after a later launch": (
         replace(THREE, stall_secs=3.0, timeout_secs=30.0),
@@ -236,12 +262,12 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
     "a rejected attempt does not count against the maximum": (
         replace(IMPATIENT, timeout_secs=30.0),
         (0.0, AttemptOpened(0)),
-        (3.0, TimerFired(), STALL),
+        (3.0, TimerFired(), SILENCE),
         (4.0, AttemptFailed(1, NO_ROOM)),
-        (5.0, TimerFired(), Launch(2, "b", "stall")),
+        (5.0, TimerFired(), Launch(2, "b", "silence")),
         (5.0, AttemptFailed(2, NO_ROOM)),
         (5.9, TimerFired()),
-        (6.0, TimerFired(), Launch(3, "b", "stall")),
+        (6.0, TimerFired(), Launch(3, "b", "silence")),
         (6.5, UsableToken(3), Commit(3, "first_token"), Cancel(0, "superseded")),
     ),
     "a rejected attempt is retried at once when alone": (
@@ -261,10 +287,16 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
     "attempts without permit do not keep the turn open": (
         Setup(HedgePolicy.fallback(3), "abcde", stall_secs=3.0),
         (0.0, AttemptOpened(0)),
-        (3.0, TimerFired(), STALL),
+        (3.0, TimerFired(), SILENCE),
         (3.1, AttemptFailed(0, REFUSED), Launch(2, "c", "failure")),
-        (4.0, AttemptFailed(1, NO_ROOM)),
-        (4.1, AttemptFailed(2, NO_ROOM), Fail((("a", REFUSED), *[(n, NO_ROOM) for n in "bc"]))),
+        (4.0, AttemptFailed(1, NO_ROOM), Launch(3, "d", "failure")),
+        (4.1, AttemptFailed(2, NO_ROOM), Launch(4, "e", "failure")),
+        (4.2, AttemptFailed(4, NO_ROOM)),
+        (
+            4.3,
+            AttemptFailed(3, NO_ROOM),
+            Fail((("a", REFUSED), *[(n, NO_ROOM) for n in "bcde"])),
+        ),
     ),
     "a rejected hedge is followed by a hedge": (
         OF_THREE,
@@ -276,7 +308,7 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
     "an excluded provider's rejected slot does not return": (
         Setup(HedgePolicy.fallback(), "aab", stall_secs=3.0),
         (0.0, AttemptOpened(0)),
-        (3.0, TimerFired(), Launch(1, "a", "stall")),
+        (3.0, TimerFired(), Launch(1, "a", "silence")),
         (4.0, AttemptFailed(1, NO_ROOM), Launch(2, "b", "failure")),
         (4.1, AttemptFailed(0, REJECTED)),
         (
@@ -316,8 +348,9 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
         replace(AFTER, candidates="abc"),
         (0.1, B_BUSY),
         (0.6, TimerFired(), Launch(1, "c", "hedge")),
-        (0.7, AttemptFailed(0, REFUSED)),
-        (0.8, AttemptFailed(1, REFUSED), Fail((("a", REFUSED), ("c", REFUSED)))),
+        (0.7, AttemptFailed(0, REFUSED), Launch(2, "b", "failure")),
+        (0.8, AttemptFailed(1, REFUSED)),
+        (0.9, AttemptFailed(2, REFUSED), Fail(tuple((name, REFUSED) for name in "acb"))),
     ),
     "it replaces a failure": (
         AFTER,
@@ -343,16 +376,84 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
     "a probed one gets a hedge in its turn": (PROBING, (0.6, TimerFired(), HEDGE)),
     # ---- hedges that the budget puts off
     "a deferred hedge is sent when there is budget": (
-        Setup(HedgePolicy(rule=PutOff(until=0.75, silent_at=3.0), name="put off")),
+        Setup(HedgePolicy(rule=PutOff(until=0.75), name="put off"), stall_secs=3.0),
         (0.6, TimerFired()),
         (0.7, TimerFired()),
         (0.8, TimerFired(), HEDGE),
     ),
-    "or at last for what is silent": (
-        Setup(HedgePolicy(rule=PutOff(until=9.0, silent_at=0.75), name="put off")),
+    # ---- silence
+    "a silent attempt gets company although the budget puts it off": (
+        Setup(HedgePolicy(rule=PutOff(until=9.0), name="put off"), stall_secs=0.75),
         (0.6, TimerFired()),
         (0.7, TimerFired()),
-        (0.75, TimerFired(), STALL),
+        (0.75, TimerFired(), SILENCE),
+    ),
+    "and before a rule's later time": (
+        Setup(HedgePolicy.after(5.0), stall_secs=3.0),
+        (3.0, TimerFired(), SILENCE),
+    ),
+    "one that answers others is slow": (
+        IMPATIENT,
+        (3.0, HedgeEligibilityChanged({}, slow=frozenset("a"))),
+        (3.0, TimerFired()),
+        (6.0, TimerFired(), SILENCE),
+    ),
+    "silent attempts do not count against the maximum": (
+        replace(IMPATIENT, candidates="abc"),
+        (3.0, TimerFired(), SILENCE),
+        (6.0, TimerFired(), Launch(2, "c", "silence")),
+        (9.0, TimerFired()),
+    ),
+    "unless that is 1": (
+        Setup(HedgePolicy.fallback(1), "ab", stall_secs=3.0),
+        (3.0, TimerFired()),
+    ),
+    "silence counts from the confirmed end of the turn": (
+        replace(IMPATIENT, is_speculative=True),
+        (3.0, TimerFired()),
+        (4.0, TurnConfirmed()),
+        (7.0, TimerFired(), SILENCE),
+    ),
+    # ---- failures before the first token do not count
+    "each provider is asked when all before have failed": (
+        replace(FALLBACK, candidates="abc"),
+        (0.1, AttemptFailed(0, REJECTED), REPLACEMENT),
+        (0.2, AttemptFailed(1, REJECTED), Launch(2, "c", "failure")),
+        (0.5, UsableToken(2), Commit(2, "first_token")),
+    ),
+    "also with a maximum of 1": (
+        Setup(HedgePolicy.fallback(1), "ab"),
+        (0.1, AttemptFailed(0, REJECTED), REPLACEMENT),
+    ),
+    "instances are no further providers": (
+        replace(FALLBACK, candidates="aaa"),
+        (0.1, AttemptFailed(0, REFUSED), Launch(1, "a", "failure")),
+        (0.2, AttemptFailed(1, REFUSED), Fail((("a", REFUSED),) * 2)),
+    ),
+    # ---- a transient failure beside a live attempt
+    "a failed request is repeated beside a late one": (
+        replace(IMPATIENT, retries=2, late_secs=2.0),
+        (3.0, TimerFired(), SILENCE),
+        (3.1, AttemptFailed(1, TRANSIENT)),
+        (3.5, TimerFired()),
+        (3.6, TimerFired(), Launch(2, "b", "failure")),
+        (3.9, UsableToken(2), Commit(2, "first_token"), Cancel(0, "superseded")),
+    ),
+    "not before it is late": (
+        replace(RACE, retries=2, late_secs=1.8),
+        (0.1, AttemptFailed(1, TRANSIENT)),
+        (1.0, TimerFired()),
+        (1.8, TimerFired(), Launch(2, "b", "failure")),
+        (1.9, AttemptFailed(2, TRANSIENT)),
+        (2.9, TimerFired(), Launch(3, "b", "failure")),
+        (3.0, AttemptFailed(3, TRANSIENT)),
+        (60.0, TimerFired()),
+    ),
+    "nor before its Retry-After": (
+        replace(RACE, retries=2, late_secs=0.5),
+        (0.1, AttemptFailed(1, replace(TRANSIENT, retry_after_secs=2.0))),
+        (2.0, TimerFired()),
+        (2.1, TimerFired(), Launch(2, "b", "failure")),
     ),
 }
 
@@ -369,7 +470,7 @@ def test_each_event_causes_exactly_its_commands(scenario: tuple[Setup, *tuple[St
         (RACE, None, None, None),
         (AFTER, None, 0.6, InFlight("b", 0.6, None)),
         (Setup(HedgePolicy.after(0.6, max_attempts=1)), None, None, None),
-        (replace(AFTER, stall_secs=0.5), None, 0.6, InFlight("b", 0.6, None)),
+        (replace(AFTER, stall_secs=0.5), None, 0.5, InFlight("b", 0.5, None)),
         (replace(AFTER, candidates="aa"), None, 0.6, InFlight("a", 0.6, None)),
         (AFTER, UsableToken(0), None, None),
         (FALLBACK, None, None, None),
@@ -398,7 +499,7 @@ def test_refused_hedge_reports_its_reason_and_is_rechecked() -> None:
     assert race.launch_reason == "no hedge: b has a queue of 3"
     assert race.wake_at == pytest.approx(0.7)
     assert race.planned == InFlight("b", 3.0, None)
-    assert race.handle(TimerFired(), 3.0) == (STALL,)
+    assert race.handle(TimerFired(), 3.0) == (SILENCE,)
 
 
 def test_provider_that_refuses_hedges_starts_the_turn() -> None:

@@ -448,7 +448,7 @@ class TestLoad:
 
     async def test_rejected_hedge_is_not_sent_and_refunded(self) -> None:
         bound("b", 1)
-        policy, spare = HedgePolicy.adaptive(0.1, stall_secs=None), scripts(FINE)
+        policy, spare = HedgePolicy.adaptive(0.1, silence_secs=None), scripts(FINE)
         holder = racing(scripts(DOWN), scripts([Wait(30.0), Say("Long.")]))
         slow = racing(scripts([Wait(8.0), Say("Late.")]), spare, policy=policy)
         async with Line(holder) as one, Line(slow) as two:

@@ -193,7 +193,7 @@ async def test_failure_launches_the_next_at_once(
     assert (won.outcome, won.launch_reason) == ("won", "failure")
 
 
-async def test_each_exclusion_is_warned_once() -> None:
+async def test_each_lasting_rejection_is_warned_once() -> None:
     llm = racing(
         Provider("a", [scripted(REFUSED), scripted(REFUSED)]),
         scripted(REFUSED),
@@ -203,9 +203,9 @@ async def test_each_exclusion_is_warned_once() -> None:
     with logged() as warnings:
         line = await asked(llm, turns=4)
     requested = ["".join(a.provider for a in report.attempts) for report in line.reports]
-    assert requested == ["abc", "c", "abc", "abc"]
+    assert requested == ["abc", "cab", "abc", "abc"]
     assert len(warnings) == 3
-    assert "a rejected the request for good (authentication) and is excluded" in warnings[0]
+    assert "a rejected a request (authentication) and comes last until" in warnings[0]
 
 
 # ---- when all have failed
@@ -409,11 +409,11 @@ async def test_provider_states_follow_each_turn() -> None:
         now = asyncio.get_running_loop().time()
         llm.stats.health.set_retry_after("b | gpt-4.1", now + 20)
         after = llm.provider_states()
-    assert [(s.provider, s.model, s.is_excluded, s.retry_after_secs) for s in before] == [
+    assert [(s.provider, s.model, s.is_last, s.retry_after_secs) for s in before] == [
         ("a", "scripted", False, 0.0),
         ("b", "gpt-4.1", False, 0.0),
     ]
-    assert [(s.is_excluded, round(s.retry_after_secs)) for s in after] == [(True, 0), (False, 20)]
+    assert [(s.is_last, round(s.retry_after_secs)) for s in after] == [(True, 0), (False, 20)]
     assert [s.prior_weight for s in before] == [1.0, 1.0]
     assert after[1].prior_weight < 1.0
     assert after[1].p50_secs < before[1].p50_secs < before[1].p95_secs

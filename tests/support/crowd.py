@@ -16,13 +16,14 @@ from types import SimpleNamespace
 from typing import cast
 
 from pipecat_hedge.fleet.sync import FleetSync
-from pipecat_hedge.policy import PROFILES, Backend, HedgePolicy, learn, plan_turn
+from pipecat_hedge.policy import PROFILES, Backend, HedgePolicy, learn, plan_turn, silent_secs
 from pipecat_hedge.policy.planner import Plan
 from pipecat_hedge.race import Launch, LaunchReason, Race, Slot
 from pipecat_hedge.race.events import (
     AttemptFinished,
     Commit,
     Event,
+    HedgeEligibilityChanged,
     TimerFired,
     TurnStarted,
     UsableToken,
@@ -57,8 +58,7 @@ class Crowd(VirtualTime):
         slow: How many times as long each provider takes; infinite is one that hangs.
         queue_secs: How long each has everybody wait before that.
         began: When each turn began.
-        sent: When each request was sent, and why; one that was sent beside somebody who was taken
-            to be silent and did answer is told once more then, as a hedge.
+        sent: When each request was sent, and why.
         waits: When each answered turn began, and how long it waited.
     """
 
@@ -106,6 +106,11 @@ class Crowd(VirtualTime):
                 worst = max(worst, asked / self._count(second, end))
         return worst
 
+    def beside_silent(self, since: float, until: float) -> float:
+        """Requests per turn that were sent beside silent ones in a time."""
+        sent = sum(reason == "silence" and since <= at < until for at, reason in self.sent)
+        return sent / self._count(since, until)
+
     def p(self, share: float, since: float, until: float) -> float:
         """The wait under which a share of the turns stayed that began in between, in seconds."""
         waits = sorted(secs for at, secs in self.waits if since <= at < until)
@@ -134,11 +139,15 @@ class Crowd(VirtualTime):
             rng=self._rng,
             now=self.now,
         )
-        seats = [Slot(name, STALL_SECS) for name in plan.order]
+        seats = [
+            Slot(name, silent_secs(self._policy, plan.known[name]), STALL_SECS)
+            for name in plan.order
+        ]
         race = Race(seats, plan.rule, max_attempts=self._policy.max_attempts)
         self._tell(Asked(stats, plan, race), TurnStarted())
 
     def _tell(self, turn: Asked, fact: Event) -> None:
+        turn.race.handle(HedgeEligibilityChanged({}, slow=self._slow(turn)), self.now)
         for order in turn.race.handle(fact, self.now):
             if isinstance(order, Launch):
                 turn.plan.launched(order, self.now)
@@ -155,6 +164,18 @@ class Crowd(VirtualTime):
         if turn.race.wake_at is not None:
             self._at(turn.race.wake_at, partial(self._wake, turn))
 
+    def _slow(self, turn: Asked) -> frozenset[str]:
+        """As in ``TurnPlanner.slow``."""
+        keys = {backend.provider: backend.key for backend in self._backends}
+        waiting = [a for a in turn.race.attempts if a.outcome is None]
+        others = [keys[n] for n in keys if all(a.provider != n for a in turn.race.attempts)]
+        return frozenset(
+            a.provider
+            for a in waiting
+            if a.first_token_at is None
+            and turn.stats.is_slow(keys[a.provider], others, a, self.now)
+        )
+
     def _answer(self, turn: Asked, attempt: int) -> None:
         if turn.race.winner is None and turn.race.attempts[attempt].outcome is None:
             keys = {backend.provider: backend.key for backend in self._backends}
@@ -162,6 +183,7 @@ class Crowd(VirtualTime):
             health = turn.stats.health.entry(keys[answered.provider])
             health.answered_since = max(health.answered_since, answered.launched_at)
             health.last_token_at = self.now
+            health.last_ttft_secs = self.now - answered.launched_at
             self._tell(turn, UsableToken(attempt))
 
     def _wake(self, turn: Asked) -> None:
@@ -170,12 +192,7 @@ class Crowd(VirtualTime):
             self._tell(turn, TimerFired())
 
     def _end(self, turn: Asked, attempt: int) -> None:
-        began, answered = turn.race.started_at, turn.race.attempts[attempt]
-        self.sent.extend(
-            (later.launched_at, "hedge")
-            for later in turn.race.attempts[attempt + 1 :]
-            if later.reason == "stall" and not math.isinf(self.slow[answered.provider])
-        )
+        began = turn.race.started_at
         self.waits.append((began, self.now - began))
         turn.race.handle(AttemptFinished(attempt), self.now)
         learn(turn.stats, self._backends, turn.race.attempts, None, with_sentences=False)

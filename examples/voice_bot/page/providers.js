@@ -81,8 +81,8 @@ function basis(priorWeight) {
 function chips(provider) {
   const made = [];
   const chip = (kind, text) => made.push(element("span", `chip ${kind}`, text));
-  if (provider.is_excluded) {
-    chip("excluded", "excluded: it rejects every request");
+  if (provider.is_last) {
+    chip("paused", "comes last: it rejected a request");
   } else if (provider.breaker !== "closed") {
     const kind = provider.breaker === "open" ? "excluded" : "paused";
     chip(kind, provider.breaker === "open" ? "breaker open" : "breaker half open");

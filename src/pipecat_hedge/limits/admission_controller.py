@@ -218,6 +218,11 @@ class AdmissionController:
         entry = self._entries.get(key)
         return -math.inf if entry is None else entry.last_token_at
 
+    def last_ttft_secs(self, key: str) -> float:
+        """The time to first token of the provider's latest answer, in any session; 0 without."""
+        entry = self._entries.get(key)
+        return 0.0 if entry is None else entry.last_ttft_secs
+
     def is_unmeasured(self, key: str) -> bool:
         """Whether a provider's latency is unknown, because others were always faster."""
         with self.lock:
@@ -355,7 +360,7 @@ class AdmissionController:
                 entry = self.entry(permit.key)
                 entry.answered_since = max(entry.answered_since, permit.acquired_at)
                 entry.last_token_at = max(entry.last_token_at, now)
-                ttft_secs = now - permit.acquired_at
+                ttft_secs = entry.last_ttft_secs = now - permit.acquired_at
                 entry.limit.record_first_token(
                     permit, ttft_secs, now, size_class=size_class, is_sure=is_sure
                 )

@@ -60,6 +60,7 @@ class ProviderHealth:
         retry_after_until: When its ``Retry-After`` ends.
         answered_since: When the latest request was sent whose answer has begun.
         last_token_at: When an answer last began.
+        last_ttft_secs: How long that took.
         without_token: The number of requests in a row without a token, superseded ones included.
         overtaken: Those of them that were superseded when they were already late, since the last
             timeout.
@@ -77,6 +78,7 @@ class ProviderHealth:
         self.limit = ConcurrencyLimit()
         self.retry_after_until = float("-inf")
         self.answered_since = self.last_token_at = float("-inf")
+        self.last_ttft_secs = 0.0
         self.without_token = self.overtaken = 0
         self.open_reason = ""
 

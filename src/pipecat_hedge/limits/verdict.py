@@ -51,6 +51,7 @@ def classify(
 def _was_long(attempt: Attempt) -> bool:
     if attempt.reason == "primary":
         return True
-    if attempt.ended_at is None or attempt.stall_secs is None:
+    silent_secs = attempt.slot.silent_secs
+    if attempt.ended_at is None or silent_secs is None:
         return False
-    return attempt.ended_at - attempt.last_usable_at >= attempt.stall_secs
+    return attempt.ended_at - attempt.last_usable_at >= silent_secs

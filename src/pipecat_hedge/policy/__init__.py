@@ -13,7 +13,7 @@ from pipecat_hedge.policy.hedge_policy import (
     TurnRule,
 )
 from pipecat_hedge.policy.latency_registry import LatencyRegistry
-from pipecat_hedge.policy.planner import learn, plan_turn
+from pipecat_hedge.policy.planner import learn, plan_turn, silent_secs
 from pipecat_hedge.policy.priced_delay import LatencyEstimate
 from pipecat_hedge.policy.profiles import PROFILES, LatencyProfile
 from pipecat_hedge.policy.settings import policy_of
@@ -60,4 +60,5 @@ __all__ = [
     "learn",
     "plan_turn",
     "policy_of",
+    "silent_secs",
 ]

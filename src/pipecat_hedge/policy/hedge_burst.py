@@ -6,7 +6,6 @@ its budget, each extra request takes one token. The bucket of all processes hold
 three standard deviations of the extra requests of ``TURNS`` turns, 12 at a budget of 0.1.
 Without ``SLACK`` the p99 of the "jagged" profile is a third longer (``tests/support/crowd.py``).
 
-Replacements of silent attempts withdraw tokens too, but are never refused.
 The processes share the bucket equally; unequal load between processes is not modelled.
 See ``docs/design/when-to-hedge.md``.
 """
@@ -14,8 +13,7 @@ See ``docs/design/when-to-hedge.md``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 
 from pipecat_hedge.race.events import LaunchDecision, LaunchRule, Waiting
 
@@ -34,12 +32,6 @@ REFILL_SECS = 4.0
 """All processes together gain one token in this time, for processes with few turns."""
 ONE_TOKEN = 1.0 - 1e-9
 """One token, less the rounding of floating-point sums."""
-SLOW_TIMES = 2.0
-"""A slow provider counts as silent after this multiple of the silence, and so does one whose hedge
-would save little: callers hang up after such a wait."""
-RECENT_PART = 0.5
-"""A token to another turn is recent within this part of the silence. A provider that hangs still
-finishes earlier answers, but hardly in the second half of the silence."""
 
 
 def saved(budget: float) -> float:
@@ -127,9 +119,6 @@ class BurstBound:
         usual: LaunchRule,
         claim: Callable[[str, float], bool],
         pay_back: Callable[[str], None],
-        silent_secs: Mapping[str, float],
-        answered_since: Callable[[str], float] = lambda provider: -math.inf,
-        last_token_at_of: Callable[[str], float] = lambda provider: -math.inf,
     ):
         """Wrap the launch rule of one turn.
 
@@ -138,49 +127,23 @@ class BurstBound:
             claim: Takes a provider and the time. Withdraws the cost of a request to the provider
                 and returns True, or returns False when there is no room.
             pay_back: Refunds the cost of a claimed request to a provider.
-            silent_secs: By provider, the silence in seconds after which an attempt counts as lost.
-                It is then replaced without regard to the budget.
-            answered_since: By provider, the launch time of the newest attempt that has begun to
-                answer, in any turn. If it is newer than the silent attempt, the provider is slow,
-                and the silence must be ``SLOW_TIMES`` as long.
-            last_token_at_of: By provider, the time of its latest first token in any turn. If it is
-                recent, the same holds: a queue answers earlier requests first.
         """
         self._usual = usual
         self._claim = claim
         self._pay_back = pay_back
-        self._silent_secs = silent_secs
-        self._answered_since = answered_since
-        self._last_token_at_of = last_token_at_of
         self._claimed: str | None = None
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
         """Return the wrapped rule's decision, postponed without room; see ``LaunchRule``."""
         decision = self._usual.next_launch(waiting)
-        last = waiting.in_flight[-1]
-        last_token_at = last.launched_at if last.last_token_at is None else last.last_token_at
-        silent_secs = self._silent_secs[last.provider]
-        lost_at = last_token_at + SLOW_TIMES * silent_secs
-        if decision.at is None:
+        if decision.at is None or decision.at > waiting.now:
             return decision
-        if decision.at > waiting.now:
-            if lost_at > waiting.now:
-                return replace(decision, at=min(decision.at, lost_at))
-            reason = f"silent for {waiting.now - last_token_at:.2g} s, whatever it saves"
-            return LaunchDecision(lost_at, reason, is_put_off=True)
         if self._claimed is not None or self._claim(waiting.next_provider, waiting.now):
             # Claimed even if no provider is free yet: it is sent as soon as one is.
             self._claimed = self._claimed or waiting.next_provider
             return decision
-        lately = waiting.now - RECENT_PART * silent_secs
-        if (
-            self._answered_since(last.provider) > last_token_at
-            or self._last_token_at_of(last.provider) > lately
-        ):
-            silent_secs *= SLOW_TIMES
-        silent_at = max(last_token_at + silent_secs, decision.at)
         reason = f"put off, the budget has no room for more at once: {decision.reason}"
-        return LaunchDecision(silent_at, reason, is_put_off=True)
+        return LaunchDecision(None, reason, is_put_off=True)
 
     def take_claim(self) -> bool:
         """Return whether the request that is launched now has been paid for; use up the claim."""

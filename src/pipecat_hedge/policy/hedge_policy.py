@@ -51,6 +51,7 @@ class _Common(TypedDict, total=False):
     losers: Losers
     drain_share: float
     stall_secs: float | None
+    silence_secs: float | None
     fallback_text: str | None
     probes: bool
     route: TurnRoute | None
@@ -199,10 +200,13 @@ class HedgePolicy:
             it run to its end, to compare answers (see ``on_loser_drained``), at its full price.
         drain_share: The share of turns whose losers are drained under ``drain``, from 0 to 1.
         stall_secs: The silence in seconds after which a further attempt continues a committed
-            answer. Without one left, the turn waits, as the bare service would. Under ``fallback``,
-            and where a rule names no time, also the silence before the next provider is asked:
-            twice the provider's p99 if that is longer, at most four times ``stall_secs``. None is
-            never. A provider may have its own.
+            answer. Without one left, the turn waits, as the bare service would. Under ``fallback``
+            it stands in for ``silence_secs``. None is never. A provider may have its own.
+        silence_secs: The wait in seconds for the first usable token after which another provider
+            is asked as well, whatever the rule says: the provider's p98 if that is longer; 1.5 s
+            once a provider was silent and has not answered since. Under ``after(x)`` at least
+            ``x``; with ``deadline_secs`` at most half of it. These requests are launched for
+            ``silence``, and no budget counts them. None is never.
         deadline_secs: Time in seconds after which a turn without an answer fails; None is never.
             Not an option of ``adaptive``, under which no turn fails because it is late.
         fallback_text: What the bot says when a turn has failed, in place of the answer, or of its
@@ -224,6 +228,7 @@ class HedgePolicy:
     losers: Losers = "cancel"
     drain_share: float = 1.0
     stall_secs: float | None = 3.0
+    silence_secs: float | None = 3.0
     deadline_secs: float | None = None
     fallback_text: str | None = None
     probes: bool = True
@@ -250,7 +255,7 @@ class HedgePolicy:
                 f"drain_share must be from 0 to 1, got {self.drain_share!r}: 0.02 drains the "
                 "losers of one turn in fifty"
             )
-        for field in ("stall_secs", "deadline_secs"):
+        for field in ("stall_secs", "silence_secs", "deadline_secs"):
             if getattr(self, field) is not None:
                 _seconds(field, getattr(self, field))
         if self.route is not None and not callable(self.route):
@@ -262,6 +267,11 @@ class HedgePolicy:
             raise ConfigurationError(
                 "fallback_text is empty: give the sentence to say, or None to say nothing"
             )
+
+    @property
+    def has_given_order(self) -> bool:
+        """Whether the providers are asked in the given order although the first is slow."""
+        return isinstance(self.rule, Adaptive) and self.rule.order == "given"
 
     @classmethod
     def adaptive(
@@ -296,10 +306,10 @@ class HedgePolicy:
                 where a sentence wins and ``ttft_secs`` where the first token wins, or the other
                 one if only that is set.
             min_saving_secs: The least expected saving of an extra request, in seconds; 0 or more.
-            order: ``learned`` uses the given order, except in a slow period: when the first
-                provider has become slower than before and another has not, the other is first
-                until the first has recovered. ``given`` always uses the given order, because the
-                faster model may be the more expensive or the less accurate one.
+            order: ``learned`` uses the given order, except while the first provider is slower than
+                before, or was silent in two turns in a row, and another is well: that one is then
+                first until the first has recovered. ``given`` always uses the given order, because
+                the faster model may be the more expensive or the less accurate one.
             **options: The shared keywords, see the class; without ``deadline_secs``.
 
         Raises:

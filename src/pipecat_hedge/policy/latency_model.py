@@ -23,6 +23,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from pipecat_hedge.policy.change_point import WATCHED
 from pipecat_hedge.policy.survival import Floats, SurvivalCurve
 from pipecat_hedge.race.errors import ConfigurationError
 
-__all__ = ["BUCKETS", "LatencyModel", "bucket_of", "in_doubt", "value_of"]
+__all__ = ["BUCKETS", "AnswerTimes", "LatencyModel", "bucket_of", "in_doubt", "value_of"]
 
 LEAST_SECS, MOST_SECS = 0.01, 120.0
 """Shorter and longer times count as these: no caller notices the one or waits for the other."""
@@ -60,6 +61,8 @@ FRESHNESS, FEW, MANY = 32, 4, 32
 after the first eight, and for ``MANY`` at the latest. With a curve for each observation a turn
 costs twice as much; with one for 64, the p99 on the hosted trace at a budget of 2 % is 1.54 s
 instead of 1.50 s."""
+KNOWN = 20
+"""Answers from which on their own quantiles are used in place of the prior's."""
 MOST_WEIGHT = 1e9
 _IN_DOUBT = ((2.0, 0.2), (4.0, 0.1))
 """How many times as long as assumed a wait may be, and how likely that is."""
@@ -155,6 +158,18 @@ def _tail_secs(secs: Floats, came: Floats, every: Floats, otherwise: float) -> f
     return max(waited / answers, 1e-3)
 
 
+class AnswerTimes(NamedTuple):
+    """Quantiles of the answers that came, in seconds; waits that were cut short do not count.
+
+    So a silence that was cut short never lengthens them. ``seen`` is the number of answers.
+    """
+
+    seen: float
+    p90: float
+    p95: float
+    p98: float
+
+
 class LatencyModel:
     """What one provider's latencies look like.
 
@@ -194,6 +209,7 @@ class LatencyModel:
         self._weight = 1.0  # of the next observation: it grows, so those before decay
         self._recent: deque[tuple[int, bool]] = deque(maxlen=WATCHED)
         self._assumed: _Estimate | None = None
+        self._answers: AnswerTimes | None = None
         self._others: Floats | None = None
         self._others_worth = 0.0
         total = float(self._counts.sum())
@@ -245,9 +261,25 @@ class LatencyModel:
             self.refresh()
         return self._curve
 
+    @property
+    def answers(self) -> AnswerTimes:
+        """The quantiles of the answers alone, as old as the curve.
+
+        Until ``KNOWN`` answers they are at least the prior's.
+        """
+        if self._answers is None:
+            came = self._counts[0].cumsum()
+            at_least = [0.0, 0.0, 0.0]
+            if came[-1] < KNOWN * self._weight:
+                at_least = [self._given().quantile(p) for p in (0.9, 0.95, 0.98)]
+            buckets = came.searchsorted(came[-1] * np.array((0.9, 0.95, 0.98)))
+            own = [_SECS[bucket] if came[-1] else 0.0 for bucket in buckets.tolist()]
+            self._answers = AnswerTimes(float(came[-1]), *map(max, own, at_least))
+        return self._answers
+
     def refresh(self) -> None:
         """Make the curve anew from all that is known."""
-        self._new = 0
+        self._new, self._answers = 0, None
         if self._worth > 0 or (self._seen and not self._prior_weight):
             own = _Estimate.of(self._counts / self._weight, self._prior.tail_secs)
             self._curve = own.mixed_with(self._given(), self._given_share).curve()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from pipecat_hedge.policy.backends import MOST_PROVIDERS, Backend
@@ -56,9 +56,16 @@ class LatencyRegistry:
         """When the latest request was sent that a provider has begun to answer, by its key."""
         return float("-inf")
 
-    def last_token_at(self, key: str) -> float:
-        """When a provider began an answer the last time, by its key."""
-        return float("-inf")
+    def is_slow(self, key: str, others: Collection[str], attempt: Attempt, now: float) -> bool:
+        """Whether an attempt that waits for its first token is slow and not silent.
+
+        Args:
+            key: Its provider's key.
+            others: The keys of the providers that were not asked yet.
+            attempt: The attempt.
+            now: The time on the race's clock.
+        """
+        return False
 
     # ---- what is known
 
@@ -115,6 +122,26 @@ class LatencyRegistry:
             elif not attempt.called_tools and attempt.outcome != "failed":
                 latency.record_sentence(attempt.ended_at - first, censored=True)
 
+    def count_silence(
+        self, backend: Backend, attempt: Attempt, prompt_tokens: int | None, lag_secs: float = 0.0
+    ) -> None:
+        """Count an attempt that was cut before any sign of an answer.
+
+        Args:
+            backend: The provider.
+            attempt: The attempt.
+            prompt_tokens: The size of the prompt; None where it is not known.
+            lag_secs: How far the event loop was behind: something may have come in that time.
+        """
+        is_cut = attempt.error is None or attempt.error in _WAITED
+        if attempt.ended_at is None or attempt.has_sign or not is_cut:
+            return
+        if self.is_slow(backend.key, (), attempt, attempt.ended_at):
+            return
+        with self._lock:
+            waited_secs = attempt.ended_at - attempt.launched_at - lag_secs
+            self._of(backend).count_silence(waited_secs, prompt_tokens)
+
     def _learn(
         self,
         latency: ProviderLatency,
@@ -130,9 +157,7 @@ class LatencyRegistry:
         until = first_at - attempt.lag_secs if first_at is not None else now
         secs = max(until - attempt.launched_at, 0.0)
         if has_answered:
-            latency.unanswered = 0
-        else:
-            latency.count_unanswered(secs, prompt_tokens)
+            latency.silences = 0
         late_after = latency.late_secs(prompt_tokens)
         if has_answered and not latency.is_settled:
             late_after = math.inf
@@ -228,6 +253,33 @@ class LatencyRegistry:
                 may_hang=[name for name in latencies if known[name].may_hang],
                 in_debt=in_debt,
             )
+
+    def begin_trial(self, backend: Backend, now: float | None) -> bool:
+        """Whether a provider that lost its place by its silence is tried again in this turn.
+
+        Args:
+            backend: The provider.
+            now: The time on the race's clock; None for turns replayed one after the other.
+        """
+        with self._lock:
+            return self._of(backend).begin_trial(now)
+
+    def begin_observation(
+        self, backend: Backend, attempt: Attempt, prompt_tokens: int | None
+    ) -> bool:
+        """Whether a silent loser runs on, because its provider has no answers; see ``OBSERVED``.
+
+        Args:
+            backend: The provider.
+            attempt: The attempt.
+            prompt_tokens: The size of the prompt; None where it is not known.
+        """
+        if attempt.ended_at is None:
+            return False
+        with self._lock:
+            latency = self._of(backend)
+            waited_secs = attempt.ended_at - attempt.launched_at
+            return latency.is_silence(waited_secs, prompt_tokens) and latency.begin_observation()
 
     def slow(self) -> set[str]:
         """The keys (``key_of``) of the providers that are slower than was usual for them."""

@@ -5,6 +5,7 @@ The service plans live turns with it, and ``whatif`` plans turns in virtual time
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from pipecat_hedge.policy.hedge_budget import HedgeBudget
 from pipecat_hedge.policy.hedge_burst import BurstBound
 from pipecat_hedge.policy.hedge_policy import (
     Adaptive,
+    AfterSilence,
     HedgePolicy,
     OnlyOnFailure,
     TurnFacts,
@@ -22,11 +24,11 @@ from pipecat_hedge.policy.hedge_policy import (
 )
 from pipecat_hedge.policy.latency_registry import LatencyRegistry
 from pipecat_hedge.policy.priced_delay import LatencyEstimate, PricedDelay
+from pipecat_hedge.policy.provider_latency import SILENT_SECS
 from pipecat_hedge.policy.routing import AskReplaced, Probing
 from pipecat_hedge.policy.slo import Slo
 from pipecat_hedge.policy.slo_hedge import Aim, AimedDelay, aim_at
-from pipecat_hedge.policy.slow_period import late_secs
-from pipecat_hedge.policy.survival import SurvivalCurve
+from pipecat_hedge.policy.slow_period import SETTLED, late_secs
 from pipecat_hedge.race.attempt import Attempt
 from pipecat_hedge.race.events import CommitOn, Launch, LaunchRule
 
@@ -34,12 +36,6 @@ __all__ = ["Plan", "learn", "plan_turn", "silent_secs"]
 
 USUAL_PROMPT, USUAL_ANSWER = 2_000, 100
 """Tokens assumed where counts are unknown. Only cost ratios are used, so little depends on them."""
-SILENT_SECS = 5.0
-"""Silence threshold of a policy without ``stall_secs``."""
-SILENT_TIMES = 2.0
-"""Multiple of the p99: one or two answers in a thousand take longer."""
-MOST_STALLS = 4.0
-"""Upper bound in stall times, or a provider that hangs would count as slow."""
 
 
 @dataclass(slots=True)
@@ -53,8 +49,8 @@ class Plan:
         prior_weight: Weight of the prior in the first provider's latency estimate, from 0 to 1;
             None if the policy uses no estimate.
         probe: The provider that is probed beside the first one; or None.
-        slowest_secs: By provider, the time to first token up to which it counts as slow, and beyond
-            which as silent. A provider without an entry has no estimate.
+        is_trial: Whether ``probe`` lost its place by its silence, and is tried again.
+        known: What is known of each provider.
         problem: Why the policy's own rule could not be used for this turn; None if it could.
     """
 
@@ -63,7 +59,8 @@ class Plan:
     route_reason: str | None = None
     prior_weight: float | None = None
     probe: str | None = None
-    slowest_secs: Mapping[str, float] = field(default_factory=dict[str, float])
+    is_trial: bool = False
+    known: Mapping[str, LatencyEstimate] = field(default_factory=dict[str, LatencyEstimate])
     _pay: Callable[[str, float | None], None] = lambda provider, now: None
     _bound: BurstBound | None = None
     problem: str | None = None
@@ -93,7 +90,7 @@ class Plan:
             is_waiting: Whether no answer is committed; a later attempt is a rescue and is not paid
                 for.
         """
-        is_extra = launch.reason in ("hedge", "stall") and is_waiting
+        is_extra = launch.reason == "hedge" and is_waiting
         if is_extra and not (self._bound is not None and self._bound.take_claim()):
             self._pay(launch.provider, now)
 
@@ -114,6 +111,7 @@ def plan_turn(
     has_tools: bool = False,
     now: float | None = None,
     lag_secs: Callable[[], float] = lambda: 0.0,
+    is_routed: bool = False,
 ) -> Plan:
     """Plan a turn.
 
@@ -129,32 +127,29 @@ def plan_turn(
             overlap, so bursts are not bounded.
         lag_secs: Returns the delay of the event loop in seconds. Tokens that arrived within it have
             not been read yet.
+        is_routed: Whether the user's route has put the candidates into their order.
     """
     rule, order = policy.rule, tuple(backend.provider for backend in backends)
     if not backends:
         return Plan(order, OnlyOnFailure())
-    known, prior_weight, problem = dict[str, LatencyEstimate](), None, None
-    if isinstance(rule, (Adaptive, OnlyOnFailure, TurnRule)):
-        known = stats.known(backends, prompt_tokens, by_sentence=commit_on == "first_sentence")
+    known = stats.known(backends, prompt_tokens, by_sentence=commit_on == "first_sentence")
+    prior_weight, problem = None, None
     if isinstance(rule, (Adaptive, TurnRule)):
         prior_weight = known[order[0]].prior_weight
     if isinstance(rule, TurnRule):
         facts = TurnFacts(order, known, rng.random(), prompt_tokens, has_tools)
         rule, problem = _rule_of_turn(rule, facts)
-    slowest_secs = dict[str, float]()
-    if now is not None and isinstance(rule, (Adaptive, OnlyOnFailure)):
-        slowest_secs = {name: _slowest(policy, rule, known[name]) for name in order}
+    silent = None if is_routed or policy.has_given_order else _silent_first(order, known)
     if not isinstance(rule, Adaptive):
-        return Plan(
-            order, rule, prior_weight=prior_weight, slowest_secs=slowest_secs, problem=problem
-        )
+        plan = Plan(order, rule, prior_weight=prior_weight, known=known, problem=problem)
+        return plan if silent is None else _replace_silent(plan, silent, backends, stats, now)
 
     accounts, budget = stats.accounts, rule.budget
     accounts.begin_turn(budget, now)
     # Without a budget the order stays as given; slow periods are watched in any case.
     routed = budget if rule.order == "learned" else 0.0
     route = stats.route(backends, known, routed, (now or 0.0) - lag_secs())
-    order, keys = route.order, {backend.provider: backend.key for backend in backends}
+    order = route.order
     costs = _costs(backends, order[0], prompt_tokens)
     share_at = {
         cost: route.hedges * accounts.share(budget, cost)
@@ -191,22 +186,49 @@ def plan_turn(
             of_turn,
             lambda provider, now: accounts.claim(budget, costs[provider], now),
             lambda provider: accounts.pay_back(budget, costs[provider]),
-            slowest_secs,
-            lambda provider: stats.answered_since(keys[provider]),
-            lambda provider: stats.last_token_at(keys[provider]),
         )
     if route.probe is not None:
         of_turn = Probing(of_turn, route.probe)
-    return Plan(
+    plan = Plan(
         order,
         of_turn,
         route.reason,
         prior_weight,
         route.probe,
-        slowest_secs,
+        False,
+        known,
         lambda provider, now: accounts.pay(budget, costs.get(provider, 1.0), now),
         bound,
     )
+    if silent is None or order[0] != silent:
+        return plan
+    return _replace_silent(plan, silent, backends, stats, now)
+
+
+def _silent_first(order: Sequence[str], known: Mapping[str, LatencyEstimate]) -> str | None:
+    """The first provider, if it has been silent in a row and another one has not."""
+    is_replaced = known[order[0]].is_silent and any(not known[n].may_hang for n in order[1:])
+    return order[0] if is_replaced else None
+
+
+def _replace_silent(
+    plan: Plan,
+    silent: str,
+    backends: Sequence[Backend],
+    stats: LatencyRegistry,
+    now: float | None,
+) -> Plan:
+    """Put the first provider last, or, when a trial is due, beside the next one."""
+    others = [name for name in plan.order if name != silent]
+    others.sort(key=lambda name: plan.known[name].may_hang)
+    plan.order = (*others, silent)
+    times = plan.known[silent].silences
+    plan.route_reason = f"{silent} was silent {times} times in a row"
+    backend = next(b for b in backends if b.provider == silent)
+    if stats.begin_trial(backend, now):
+        plan.try_out(silent)
+        plan.is_trial = True
+    return plan
 
 
 def _aim(
@@ -227,20 +249,27 @@ def _aim(
     return aim_at(first.first_token, further.first_token, within, slo.share, affordable), within
 
 
-def silent_secs(usual: SurvivalCurve | None, stall_secs: float | None) -> float:
-    """Return the silence in seconds after which a provider counts as silent, not slow.
+def silent_secs(
+    policy: HedgePolicy, known: LatencyEstimate, own_stall_secs: float | None = 0.0
+) -> float | None:
+    """Return the wait for a first token after which another provider is asked; None is never.
 
     Args:
-        usual: The provider's usual times to first token; None if it may hang.
-        stall_secs: The policy's stall time; None uses ``SILENT_SECS``.
-
-    Returns:
-        ``SILENT_TIMES`` times the p99, between one and ``MOST_STALLS`` stall times.
+        policy: The user's policy.
+        known: What is known of the provider.
+        own_stall_secs: The provider's own stall time, which it may take in any case; None is never.
     """
-    least = SILENT_SECS if stall_secs is None else stall_secs
-    if usual is None:
-        return least
-    return min(max(SILENT_TIMES * usual.quantile(0.99), least), MOST_STALLS * least)
+    rule, p98_secs = policy.rule, known.answers.p98
+    least = policy.silence_secs
+    if isinstance(rule, OnlyOnFailure):
+        least, p98_secs = policy.stall_secs, p98_secs * (known.answers.seen >= SETTLED)
+    if least is None or own_stall_secs is None or math.inf in (least, own_stall_secs):
+        return None
+    own_secs = max(own_stall_secs, rule.seconds if isinstance(rule, AfterSilence) else 0.0)
+    secs = max(least, own_secs, p98_secs)
+    if known.may_hang:
+        secs = min(max(SILENT_SECS, own_secs, known.answers.p90), secs)
+    return secs if policy.deadline_secs is None else min(secs, policy.deadline_secs / 2)
 
 
 def _rule_of_turn(rule: TurnRule, facts: TurnFacts) -> tuple[LaunchRule | Adaptive, str | None]:
@@ -252,21 +281,6 @@ def _rule_of_turn(rule: TurnRule, facts: TurnFacts) -> tuple[LaunchRule | Adapti
     if isinstance(found, Adaptive) or callable(getattr(found, "next_launch", None)):
         return found, None
     return OnlyOnFailure(), f"rule_for returned {found!r}: return an object with next_launch"
-
-
-def _slowest(policy: HedgePolicy, rule: Adaptive | OnlyOnFailure, known: LatencyEstimate) -> float:
-    """Return the time to first token up to which a provider counts as slow, not silent.
-
-    A provider that may hang gets one stall time. Under ``adaptive`` the time doubles while only the
-    prior is known, and at a budget of 0. Other policies use the stall time until longer answers
-    have been observed.
-    """
-    if known.may_hang:
-        return silent_secs(None, policy.stall_secs)
-    secs = silent_secs(known.usual, policy.stall_secs)
-    if isinstance(rule, OnlyOnFailure):
-        return secs * (1.0 - known.prior_weight)
-    return secs * (1.0 + known.prior_weight if rule.budget else 2.0)
 
 
 def _costs(backends: Sequence[Backend], first: str, prompt_tokens: int | None) -> dict[str, float]:
@@ -292,6 +306,7 @@ def learn(
     *,
     listened_to: Collection[int] = (),
     with_sentences: bool = True,
+    lag_secs: float = 0.0,
 ) -> None:
     """Learn from the attempts of a finished turn.
 
@@ -303,9 +318,11 @@ def learn(
         listened_to: Numbers of losing attempts that still run to their first token. They are
             learned from when they end.
         with_sentences: Whether to learn times to the first sentence.
+        lag_secs: The delay of the event loop in seconds.
     """
     by_name = {backend.provider: backend for backend in backends}
     for attempt in attempts:
+        stats.count_silence(by_name[attempt.provider], attempt, prompt_tokens, lag_secs)
         if attempt.number not in listened_to:
             backend = by_name[attempt.provider]
             stats.record(backend, attempt, prompt_tokens, with_sentence=with_sentences)

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipecat_hedge.policy.hedge_benefit import HORIZON_SECS, BenefitCache, HedgeBenefit, joint
+from pipecat_hedge.policy.latency_model import AnswerTimes
 from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.events import InFlight, LaunchDecision, Waiting
 
@@ -35,6 +36,8 @@ HANG_SHARE, HANG_TIMES, HANG_LEAST_SECS = 0.002, 2.0, 1.0
 """A wait of ``HANG_TIMES`` times the time that this share of answers exceeds counts as a hang."""
 LEAST_SHARE = 1e-6
 """Lower bound of a share, so that its quantile stays on the curve."""
+SILENCES = 2
+"""One silence may be a lost packet; after two in a row a provider loses its place."""
 RARE = 0.2
 """A launch that less than this part of the share reaches is reported as a light tail."""
 
@@ -48,14 +51,26 @@ class LatencyEstimate:
         sentence: From the first token to the first whole sentence; None where a token wins.
         usual: The usual times to first token: in a slow period those from before it.
         prior_weight: How much of it is still assumed, from 1 to nearly 0.
-        may_hang: Whether the attempt before was waited for in vain, and none answered since.
+        answers: How long its answers took, without the waits that were cut short.
+        silences: How many of its latest attempts in a row were silent until they were cut.
     """
 
     first_token: SurvivalCurve
     sentence: SurvivalCurve | None
     usual: SurvivalCurve
     prior_weight: float
-    may_hang: bool
+    answers: AnswerTimes
+    silences: int
+
+    @property
+    def may_hang(self) -> bool:
+        """Whether its latest attempt was silent, and none has been answered since."""
+        return self.silences > 0
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it has been silent in a row, so that another provider is to be asked first."""
+        return self.silences >= SILENCES
 
 
 @dataclass(frozen=True, slots=True)

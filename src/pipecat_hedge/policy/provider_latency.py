@@ -24,6 +24,13 @@ CLASS_BOUNDS = (2_000, 8_000, 32_000)
 """Prompt tokens at which a class begins."""
 CLASS_AT_LEAST = 64
 """Observations that a class needs to answer for itself."""
+OBSERVED = 3
+"""How many losers of a provider without answers run on, to see whether it is slow or silent."""
+TRIAL_EVERY_SECS = 10.0
+"""How often a provider that lost its place by its silence is tried beside another one."""
+SILENT_SECS, UNKNOWN_SILENT_SECS = 1.5, 1.0
+"""A shorter wait is no silence, however fast the provider usually is; the second until ``SETTLED``
+answers, before which no slow period is seen."""
 SENTENCE_PRIOR = SurvivalCurve.of(
     [0.02, 0.08, 0.15, 0.3, 0.6, 1.2], [1, 0.9, 0.5, 0.2, 0.05, 0.01], 0.5
 )
@@ -42,7 +49,7 @@ class ProviderLatency:
         totals: What was seen here since the slice of time that is shared now began, in plain
             counts of shape ``COUNTS``; None if nothing is shared with other processes.
         slow_period: Whether the provider has turned slow.
-        unanswered: How many of the latest attempts in a row were waited for in vain.
+        silences: How many of the latest attempts in a row were silent until they were cut.
     """
 
     def __init__(self, prior: SurvivalCurve):
@@ -57,7 +64,8 @@ class ProviderLatency:
         self._left_by: int | None = None
         self._usual: dict[int, tuple[SurvivalCurve, float]] = {}
         self.slow_period = SlowPeriod()
-        self.unanswered = 0
+        self.silences = self._observed = 0
+        self._trial_at = float("-inf")
         self.totals: npt.NDArray[np.int64] | None = None
 
     # ---- what is known
@@ -75,7 +83,8 @@ class ProviderLatency:
             self._models[SENTENCE].curve if by_sentence else None,
             self._usual_of(prompt_tokens, model)[0],
             model.prior_weight,
-            self.unanswered > 0,
+            model.answers,
+            self.silences,
         )
 
     def late_secs(self, prompt_tokens: int | None) -> float:
@@ -143,14 +152,34 @@ class ProviderLatency:
         """
         self._count(SENTENCE, bucket_of(secs), censored)
 
-    def count_unanswered(self, waited_secs: float, prompt_tokens: int | None) -> None:
-        """Take note of an attempt without a first token, if it was waited for longer than usual.
+    def is_silence(self, waited_secs: float, prompt_tokens: int | None) -> bool:
+        """Whether a wait without any sign of an answer is a silence, and not just cut short.
 
         Args:
             waited_secs: How long.
             prompt_tokens: The size of the prompt; None where it is not known.
         """
-        self.unanswered += waited_secs > self.late_secs(prompt_tokens)
+        answers = self._for(prompt_tokens).answers
+        least = SILENT_SECS if answers.seen >= SETTLED else UNKNOWN_SILENT_SECS
+        return waited_secs >= max(answers.p90, least)
+
+    def count_silence(self, waited_secs: float, prompt_tokens: int | None) -> None:
+        """Count a wait without any sign of an answer if it is a silence."""
+        self.silences += self.is_silence(waited_secs, prompt_tokens)
+
+    def begin_trial(self, now: float | None) -> bool:
+        """Whether a trial is due, which then begins."""
+        if now is not None and now < self._trial_at:
+            return False
+        self._trial_at = (now or 0.0) + TRIAL_EVERY_SECS
+        return True
+
+    def begin_observation(self) -> bool:
+        """Whether a loser runs on, one of ``OBSERVED``, while there is no answer."""
+        if self._models[ALL].answers.seen or self._observed >= OBSERVED:
+            return False
+        self._observed += 1
+        return True
 
     def _count(self, model: int, bucket: int, censored: bool) -> None:
         self._models[model].count(bucket, censored)
@@ -199,7 +228,7 @@ class ProviderLatency:
             "counts": counts[used].round(2).tolist(),
             "slow_period": self.slow_period.saved(),
             "late_secs": [[size, round(late, 3)] for size, (_, late) in self._usual.items()],
-            "unanswered": self.unanswered,
+            "silences": self.silences,
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
@@ -228,7 +257,7 @@ class ProviderLatency:
         if self.slow_period.is_suspected:  # what is usual is then what was before
             curve = self._models[ALL].curve
             self._usual = {int(size): (curve, float(late)) for size, late in saved["late_secs"]}
-        self.unanswered = max(int(saved.get("unanswered", 0)), 0)
+        self.silences = max(int(saved.get("silences", 0)), 0)
 
 
 def size_class(prompt_tokens: int | None) -> int:

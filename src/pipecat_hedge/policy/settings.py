@@ -30,7 +30,7 @@ _KINDS: Mapping[str, type[Any]] = {
     "adaptive": Adaptive,
 }
 _NAMES: Mapping[object, str] = {kind: name for name, kind in _KINDS.items()}
-_OPTIONS = ("max_attempts", "commit", "losers", "stall_secs", "deadline_secs")
+_OPTIONS = ("max_attempts", "commit", "losers", "stall_secs", "silence_secs", "deadline_secs")
 
 
 def as_settings(policy: HedgePolicy) -> dict[str, Any]:
@@ -43,8 +43,9 @@ def as_settings(policy: HedgePolicy) -> dict[str, Any]:
     kind = _NAMES.get(type(policy.rule))
     rule = None if kind is None else {"kind": kind, **dataclasses.asdict(policy.rule)}  # pyright: ignore[reportArgumentType]
     settings = {"rule": rule, **{name: getattr(policy, name) for name in _OPTIONS}}
-    if settings["stall_secs"] == math.inf:  # which JSON does not have
-        settings["stall_secs"] = None
+    for name in ("stall_secs", "silence_secs"):
+        if settings[name] == math.inf:  # which JSON does not have
+            settings[name] = None
     return settings
 
 

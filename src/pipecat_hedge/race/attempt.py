@@ -37,6 +37,7 @@ class Attempt:
         ended_at: When it ended or was cancelled, or None while it is live.
         outcome: How it ended, or None while it is live.
         error: Why it failed, or None.
+        is_repeated: Whether it failed and another attempt repeats its request.
     """
 
     __slots__ = (
@@ -45,6 +46,7 @@ class Attempt:
         "ended_at",
         "error",
         "first_token_at",
+        "is_repeated",
         "lag_secs",
         "last_token_at",
         "launched_at",
@@ -87,11 +89,17 @@ class Attempt:
         self.ended_at: float | None = None
         self.outcome: AttemptOutcome | None = None
         self.error: AttemptError | None = None
+        self.is_repeated = False
 
     @property
     def is_unsure(self) -> bool:
         """Whether its first token may have come well before it was read."""
         return self.lag_secs >= UNSURE_LAG_SECS
+
+    @property
+    def has_sign(self) -> bool:
+        """Whether anything came: an answer, reasoning, or a tool call's arguments."""
+        return self.first_token_at is not None or self.progressed_at is not None
 
     @property
     def is_sent(self) -> bool:

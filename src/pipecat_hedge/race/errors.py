@@ -31,6 +31,8 @@ class AttemptError:
             rejected for want of room.
         message: The service's message. May quote the provider; never logged at INFO or above.
         permanent: Whether the same request will fail again until something is changed.
+        is_of_prompt: Whether a permanent error is that of this prompt (400, 413, 422), and not of
+            the key, the permission or the model.
         retry_after_secs: The provider's ``Retry-After``, at most five minutes; None without one.
         exception: The underlying exception, if there is one.
         is_busy: Whether the provider rejected the request for load. Exhausted credit is not load.
@@ -42,6 +44,7 @@ class AttemptError:
     category: str
     message: str = field(repr=False)
     permanent: bool = False
+    is_of_prompt: bool = False
     retry_after_secs: float | None = None
     exception: BaseException | None = field(default=None, repr=False)
     is_busy: bool = False

@@ -12,9 +12,9 @@ from typing import Literal, Protocol, TypeAlias
 
 from pipecat_hedge.race.errors import AttemptError
 
-LaunchReason: TypeAlias = Literal["primary", "hedge", "failure", "stall"]
-"""Why an attempt was launched: first in order, to overtake a slow one, or to replace a failed
-one."""
+LaunchReason: TypeAlias = Literal["primary", "hedge", "failure", "silence", "stall"]
+"""Why an attempt was launched: first in order, to overtake a slow one, to replace a failed one,
+beside a silent one, or to continue an answer that stalled."""
 
 CancelCause: TypeAlias = Literal["superseded", "interrupted", "deadline", "stall", "shutdown"]
 """Why an attempt was cancelled. No cause counts against its provider."""
@@ -111,10 +111,12 @@ class HedgeEligibilityChanged:
         reasons: Why a provider gets no hedge, by its name.
         reluctance: How much to avoid a provider for replacements, by its name. The lowest is
             preferred; a provider that is not listed has 0.
+        slow: The providers that answer other requests now: slow, not silent.
     """
 
     reasons: Mapping[str, str]
     reluctance: Mapping[str, int] = field(default_factory=dict[str, int])
+    slow: frozenset[str] = frozenset()
 
 
 AttemptEvent: TypeAlias = (
@@ -208,18 +210,24 @@ class Slot:
 
     Parameters:
         provider: The provider's name.
-        stall_secs: The silence after which another provider gets a request; None is never.
+        silent_secs: The wait for its first usable token after which another provider gets a
+            request as well; None is never.
+        stall_secs: The silence after its first token after which another provider gets a request;
+            None is never.
         timeout_secs: The silence after which the attempt counts as failed; None is never.
-        slowest_secs: How long its first token usually takes at most, as far as is known. A shorter
-            wait is slow and not a stall.
+        late_secs: The wait for its first usable token that it rarely needs (its p95). Until then
+            no failed request is repeated beside it.
         retries: How many times the request may be repeated after a transient failure.
+        tries: How many times it has been sent in this turn.
     """
 
     provider: str
+    silent_secs: float | None = None
     stall_secs: float | None = None
     timeout_secs: float | None = None
-    slowest_secs: float = 0.0
+    late_secs: float = 0.0
     retries: int = 0
+    tries: int = 0
 
 
 # ---- launch rules
@@ -267,7 +275,7 @@ class LaunchDecision:
         at: A time in the race's clock; None is never.
         reason: Why, in words.
         is_put_off: Whether the attempt is due but cannot be sent now. It may become possible at any
-            time, so consult the rule again soon. At ``at`` it replaces the stalled attempt.
+            time, so consult the rule again soon.
     """
 
     at: float | None

@@ -3,17 +3,19 @@
 A pure state machine. Events go in with their time, commands come out, and ``wake_at`` names the
 time of the next ``TimerFired``. The same object runs in the service and in virtual time.
 
-Invariants: a failure never wins; at most one attempt is committed; at most ``max_attempts``
-requests are made, plus retries; every live attempt is cancelled when the turn ends.
-Rejected attempts, for which there was no room, do not count against ``max_attempts``.
-A failed or stalled attempt is replaced at once. When all have failed, those with a transient error
-are retried after the SDKs' own pauses, as often as the SDKs would (``Slot.retries``).
+Invariants: a failure never wins; at most one attempt is committed; every live attempt is cancelled
+when the turn ends. Attempts that failed before their first token, or that were silent, do not count
+against ``max_attempts``: a turn makes at most its providers + ``max_attempts`` - 1 requests, plus
+retries. A failed or stalled attempt is replaced at once. When no other request is left, those with
+a transient error are repeated after the SDKs' own pauses, as often as the SDKs would
+(``Slot.retries``), also beside an attempt that is late.
 ``docs/design/one-turn.md`` walks through a turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -61,8 +63,13 @@ RETRY_JITTER = 0.25
 """The share of a pause that jitter takes off, as in these SDKs."""
 RETRY_AFTER_MAX_SECS = 60.0
 """A longer ``Retry-After`` is not waited for. The SDKs' own limit."""
+SLOW_TIMES = 2.0
+"""A provider that answers other requests is slow: its silence takes this many times as long."""
 RECHECK_SECS = 0.1
 """How soon to check again whether a hedge that no provider could take can be sent."""
+
+REPLACEMENT_SECS = 3.0
+"""How long a replacement may be silent before a broken answer ends, without ``stall_secs``."""
 
 _T = TypeVar("_T")
 MakeAttempt: TypeAlias = Callable[[int, Slot, LaunchReason, float, str | None], Attempt]
@@ -129,15 +136,14 @@ class Race:
             make_attempt: Creates an attempt's record, for a driver with state of its own.
         """
         self._slots = SlotQueue(candidates, max_attempts, probe)
+        self._replaces_silent = max_attempts > 1
+        self._slow: frozenset[str] = frozenset()
         self._rule = rule
         self._commit_on = commit_on
         self._deadline_secs = deadline_secs
         self._backoff = 1 - RETRY_JITTER * jitter
         self._is_speculative = is_speculative
         self._make_attempt = make_attempt
-        self._retry_at: float | None = None
-        self._round = 0  # retry rounds so far
-        self._in_round = 0  # the first attempt of the round
         self._attempts: list[Attempt] = []
         self._phase = Phase.READY
         self._winner: Attempt | None = None
@@ -214,6 +220,7 @@ class Race:
         """
         if isinstance(event, HedgeEligibilityChanged):
             self._slots.refuse(event.reasons, event.reluctance)
+            self._slow = event.slow
             return ()
         if isinstance(event, (TurnStarted, TurnConfirmed, TimerFired, Interrupted)):
             self._react(self._TURN_TABLE, event)(self, now)
@@ -339,6 +346,8 @@ class Race:
         live = self._live()
         if attempt.was_rejected and (attempt.is_sent or any(other.is_sent for other in live)):
             self._slots.release(attempt.slot, now)
+        elif attempt.first_token_at is None and attempt.error is not EMPTY_ANSWER:
+            self._slots.refund()
         self._exclude(attempt)
         self._readmit(now)
         needs_replacement = not (attempt.was_rejected and attempt.reason == "hedge" and live)
@@ -382,12 +391,15 @@ class Race:
         if self._is_over():
             return
         live = self._live()
-        if not live and not self._schedule_new_round(now):
+        repeat_at = self._repeat_at()
+        if not live and repeat_at is None:
             if (empty := self._empty_attempt()) is not None:
                 self._accept_empty(empty, now)
             else:
                 self._fail()
             return
+        self._wake_by(repeat_at)
+        self._wake_by(self._give_up_at())
         for attempt in live:
             self._wake_by(self._expiry(attempt)[0])
         if self._phase is Phase.WAITING:
@@ -405,6 +417,13 @@ class Race:
             self._cancel_live("deadline", "failed", now)
             self._fail()
             return
+        give_up_at = self._give_up_at()
+        if give_up_at is not None and give_up_at <= now:
+            for attempt in self._live():
+                attempt.error = TIMED_OUT
+            self._cancel_live("stall", "failed", now)
+            self._fail()
+            return
         for attempt in self._live():
             expires, error = self._expiry(attempt)
             if expires is None or expires > now:
@@ -417,6 +436,8 @@ class Race:
                 self._rescue(attempt)
             attempt.error = error
             self._end(attempt, "failed", now)
+            if attempt.first_token_at is None and self._replaces_silent:
+                self._slots.refund()
             self._readmit(now)
             if self._slots:
                 self._launch("failure", now)
@@ -436,77 +457,95 @@ class Race:
                 return stalls, STALLED
         return expires, TIMED_OUT
 
+    def _give_up_at(self) -> float | None:
+        """When a broken answer ends because no replacement answers, and none is left."""
+        if self._phase is not Phase.RESCUING or self._slots or self._repeat_at() is not None:
+            return None
+        ends = (
+            a.last_progress_at + (REPLACEMENT_SECS if a.stall_secs is None else a.stall_secs)
+            for a in self._live()
+        )
+        return max(ends, default=None)
+
     def _launch_due(self, now: float) -> None:
-        """Launch hedges and replacements of stalled attempts, and set the time of the next one."""
-        self._start_new_round(now)
+        """Launch what is due, and set the time of the next launch."""
+        self._repeat_failed(now)
         self._readmit(now)
         self._wake_by(self._slots.room_at)
         if self._is_speculative and self._phase is Phase.WAITING:
             self._launch_reason = "the caller's turn may go on"
             return
-        while self._slots:
-            live = self._live()  # never empty: a failed attempt has been replaced by now
-            hedge_at = stalls_at = None
-            why: LaunchReason = "hedge"
-            if self._phase is Phase.WAITING:
-                decision = self._rule.next_launch(self._waiting(live, now))
-                hedge_at, self._launch_reason = decision.at, decision.reason
-                if decision.is_put_off:  # at ``at`` it replaces the stalled attempt
-                    self._wake_by(now + RECHECK_SECS)
-                    why = "stall"
-                if hedge_at is not None and hedge_at <= now and (refusal := self._slots.refusal):
-                    self._launch_reason = refusal
-                    self._wake_by(now + RECHECK_SECS)
-                    hedge_at = None
-            if hedge_at is None:  # a rule that names a time replaces the stall limit
-                last = live[-1]
-                silent_secs = last.stall_secs
-                if silent_secs is not None and self._phase is Phase.WAITING:
-                    silent_secs = max(silent_secs, last.slot.slowest_secs)
-                stalls_at = _after(max(last.last_progress_at, self._counts_from), silent_secs)
-            if hedge_at is not None and hedge_at <= now:
-                self._launch(why, now, self._launch_reason)
-            elif stalls_at is not None and stalls_at <= now:
-                self._stall(live[-1], now)
-                if self._phase is Phase.OVER:
-                    return
-            else:
-                self._next_at = stalls_at if hedge_at is None else hedge_at
-                self._wake_by(hedge_at)
-                self._wake_by(stalls_at)
+        while live := self._live():
+            at, reason = self._next_launch(live, now)
+            if at is None or at > now:
+                self._next_at = at
+                self._wake_by(at)
                 return
+            if reason == "stall":
+                self._stall(live[-1], now)
+                continue
+            if reason == "silence":
+                self._launch_reason = f"{live[-1].provider} is silent"
+                self._slots.refund_silent()
+            self._launch(reason, now, self._launch_reason)
 
-    def _schedule_new_round(self, now: float) -> bool:
-        """Whether attempts with transient errors are retried; sets the time of the retry."""
-        if self._retry_at is None:
-            pauses = [
-                error.retry_after_secs or 0.0
-                for attempt in self._attempts[self._in_round :]
-                if (error := attempt.error) is not None and self._is_retried(attempt)
-            ]
-            if not pauses:
-                return False
-            pause = self._backoff * min(RETRY_SECS * 2**self._round, RETRY_MAX_SECS)
-            self._retry_at = now + (min(pauses) or pause)
-        self._wake_by(self._retry_at)
-        return True
+    def _next_launch(
+        self, live: Sequence[Attempt], now: float
+    ) -> tuple[float | None, LaunchReason]:
+        """When the next attempt is launched if no event comes before, and why."""
+        last = live[-1]
+        if self._phase is not Phase.WAITING:
+            stalls_at = _after(max(last.last_progress_at, self._counts_from), last.stall_secs)
+            return (stalls_at if self._slots else None), "stall"
+        hedge_at = self._hedge_at(live, now) if self._slots else None
+        silent_at = self._silent_at(last)
+        if silent_at is not None and (hedge_at is None or silent_at < hedge_at):
+            return silent_at, "silence"
+        return hedge_at, "hedge"
 
-    def _start_new_round(self, now: float) -> None:
-        if self._retry_at is None or self._retry_at > now:
+    def _hedge_at(self, live: Sequence[Attempt], now: float) -> float | None:
+        decision = self._rule.next_launch(self._waiting(live, now))
+        at, self._launch_reason = decision.at, decision.reason
+        if not decision.is_put_off:
+            if at is None or at > now or (refusal := self._slots.refusal) is None:
+                return at
+            self._launch_reason = refusal
+        self._wake_by(now + RECHECK_SECS)
+        return None
+
+    def _silent_at(self, attempt: Attempt) -> float | None:
+        """When an attempt becomes silent, so that another provider gets a request as well."""
+        if not self._slots and not (self._replaces_silent and self._slots.has_refund):
+            return None
+        if attempt.first_token_at is not None:
+            return _after(max(attempt.last_progress_at, self._counts_from), attempt.stall_secs)
+        times = SLOW_TIMES if attempt.provider in self._slow else 1.0
+        secs = attempt.slot.silent_secs
+        since = max(attempt.launched_at, self._counts_from)
+        return None if secs is None else since + times * secs
+
+    def _repeat_at(self) -> float | None:
+        """When failed requests are repeated: no other is left, and each live attempt is late."""
+        if self._slots or self._phase not in (Phase.WAITING, Phase.RESCUING):
+            return None
+        due = [at for a in self._attempts if (at := _repeats_at(a, self._backoff)) is not None]
+        if not due:
+            return None
+        late = (max(a.last_usable_at, self._counts_from) + a.slot.late_secs for a in self._live())
+        return max([min(due), *late])
+
+    def _repeat_failed(self, now: float) -> None:
+        at = self._repeat_at()
+        if at is None or at > now:
             return
-        again = [a.slot for a in self._attempts[self._in_round :] if self._is_retried(a)]
-        self._round, self._in_round, self._retry_at = self._round + 1, len(self._attempts), None
-        self._slots.reopen(again)
+        slots: list[Slot] = []
+        for attempt in self._attempts:
+            due_at = _repeats_at(attempt, self._backoff)
+            if due_at is not None and due_at <= now:
+                attempt.is_repeated = True
+                slots.append(replace(attempt.slot, tries=attempt.slot.tries + 1))
+        self._slots.reopen(slots)
         self._launch("failure", now)
-
-    def _is_retried(self, attempt: Attempt) -> bool:
-        error = attempt.error
-        return (
-            error is not None
-            and error.is_transient
-            and (error.retry_after_secs or 0.0) <= RETRY_AFTER_MAX_SECS
-            and attempt.slot.retries > self._round
-        )
 
     def _stall(self, attempt: Attempt, now: float) -> None:
         if self._phase is Phase.COMMITTED:
@@ -629,6 +668,17 @@ class Race:
         (Phase.RESCUING,   AttemptFailed):   _replace,
     }
     # fmt: on
+
+
+def _repeats_at(attempt: Attempt, backoff: float) -> float | None:
+    """When a failed request may be sent again, as its SDK would; None is never."""
+    error, slot = attempt.error, attempt.slot
+    if attempt.is_repeated or attempt.ended_at is None or slot.tries >= slot.retries:
+        return None
+    if error is None or not error.is_transient:
+        return None
+    pause = error.retry_after_secs or backoff * min(RETRY_SECS * 2**slot.tries, RETRY_MAX_SECS)
+    return None if pause > RETRY_AFTER_MAX_SECS else attempt.ended_at + pause
 
 
 def _after(start: float, secs: float | None) -> float | None:

@@ -253,8 +253,8 @@ class ProviderState:
         p95_secs: The estimated 95th percentile.
         prior_weight: The share of these estimates that comes from the published prior: 1 for a
             provider without requests, nearly 0 after some hundred answers.
-        is_excluded: Whether it gets no requests: it has rejected one permanently, or Pipecat
-            reports its service as unusable. A settings update includes it again.
+        is_last: Whether it comes last in the next turn: it has rejected a request, or Pipecat
+            reports its service as unusable. It is level again once it has answered.
         retry_after_secs: The time left of its ``Retry-After``; 0 if requests may be sent.
         server: Its server's load; None if the server does not report it.
         breaker: ``closed``; ``open`` while it comes last because it fails; ``half_open`` while one
@@ -270,7 +270,7 @@ class ProviderState:
     p50_secs: float
     p95_secs: float
     prior_weight: float
-    is_excluded: bool
+    is_last: bool
     retry_after_secs: float
     server: ServerLoad | None = None
     breaker: BreakerState = "closed"

@@ -13,7 +13,11 @@ SLOT_RETRY_SECS = 1.0
 
 
 class SlotQueue:
-    """The slots of a race that are not used yet."""
+    """The slots of a race that are not used yet.
+
+    Attempts that failed before their first token, or that were silent, do not count: as many more
+    may be made, up to one for each further provider.
+    """
 
     def __init__(self, candidates: Sequence[Slot], attempts: int, probe: str | None):
         """Create the queue.
@@ -25,6 +29,7 @@ class SlotQueue:
         """
         self._slots = list(candidates)
         self._spare = attempts
+        self._refunds = len({slot.provider for slot in candidates}) - 1
         self._probe = probe
         self._refusals: Mapping[str, str] = {}
         self._reluctance: Mapping[str, int] = {}
@@ -71,9 +76,26 @@ class SlotQueue:
         self._spare += 1
         self._deferred.append((now + SLOT_RETRY_SECS, slot))
 
+    def refund(self) -> None:
+        """Allow one more attempt in place of one that does not count."""
+        if self._refunds > 0:
+            self._refunds -= 1
+            self._spare += 1
+
+    @property
+    def has_refund(self) -> bool:
+        """Whether another request may be made if one of those made does not count."""
+        return bool(self._slots) and self._refunds > 0
+
+    def refund_silent(self) -> None:
+        """Allow a request beside a silent one, which does not count if there is no other left."""
+        if not self:
+            self.refund()
+
     def reopen(self, slots: Sequence[Slot]) -> None:
-        """Start a new round with some of the slots that were used."""
-        self._slots, self._spare = list(slots), len(slots)
+        """Repeat some of the requests that have failed."""
+        self._slots += slots
+        self._spare += len(slots)
 
     def readmit(self, now: float, *, ignore_delay: bool) -> None:
         """Make returned slots available whose delay is over.

@@ -51,6 +51,8 @@ __all__ = ["AttemptRunner", "ProviderAttempt", "Send"]
 
 T = TypeVar("T")
 ALL_ELIGIBLE = HedgeEligibilityChanged({})
+OBSERVED_SECS = 15.0
+"""How long a loser may run on: a provider without a token by then is silent, not slow."""
 
 
 class ProviderAttempt(Attempt):
@@ -63,6 +65,8 @@ class ProviderAttempt(Attempt):
         sent_at: When it was passed to the service, or None.
         closed_at: When its request was closed, or None.
         is_probing: Whether it has lost and runs on to its first token, as a latency probe.
+        has_claim: Whether it is the provider's only latency probe.
+        is_unmeasured: Whether its provider's latency is to be measured if it loses.
         probe_alarm: Ends the latency probe if the provider is silent for too long; None for an
             attempt that does not become one.
         is_silent: Whether that timer fired before anything came.
@@ -71,8 +75,10 @@ class ProviderAttempt(Attempt):
     __slots__ = (
         "adapter",
         "closed_at",
+        "has_claim",
         "is_probing",
         "is_silent",
+        "is_unmeasured",
         "permit",
         "probe_alarm",
         "sent_at",
@@ -89,7 +95,7 @@ class ProviderAttempt(Attempt):
         self.permit: Permit | None = None
         self.sent_at: float | None = None
         self.closed_at: float | None = None
-        self.is_probing = False
+        self.is_probing = self.has_claim = self.is_unmeasured = False
         self.probe_alarm: asyncio.TimerHandle | None = None
         self.is_silent = False
 
@@ -191,9 +197,12 @@ class AttemptRunner(Generic[T, A]):
         plan, policy, deadline_secs = self._planner.plan, self._policy, self._policy.deadline_secs
         if deadline_secs is not None:
             deadline_secs = max(deadline_secs - self._admission.queued_secs, 0.0)
-        candidates = slots(order, policy, plan.slowest_secs)
+        candidates = slots(order, policy, plan.known)
         if stall_secs is not None:
-            candidates = [dataclasses.replace(slot, stall_secs=stall_secs) for slot in candidates]
+            candidates = [
+                dataclasses.replace(slot, stall_secs=stall_secs, silent_secs=stall_secs)
+                for slot in candidates
+            ]
         # A recovery probe is an additional attempt.
         probe = self._admission.probe if len(order) > 1 else None
         return Race(
@@ -263,6 +272,9 @@ class AttemptRunner(Generic[T, A]):
             for attempt in self.attempts:
                 self._planner.forget(attempt)
             return
+        for attempt in self.attempts:
+            if attempt.first_token_at is None and attempt.progressed_at is None:
+                attempt.progressed_at = attempt.stats.stages.deltas.delta_at
         measured = [attempt for attempt in self.attempts if not attempt.was_queued]
         self._planner.learn(measured, {a.number for a in self.attempts if a.is_probing})
 
@@ -278,9 +290,14 @@ class AttemptRunner(Generic[T, A]):
         return [(a.provider, a.error) for a in self.attempts if a.error is not None]
 
     @property
+    def answered(self) -> set[str]:
+        """The providers that have begun to answer, winners or not."""
+        return {a.provider for a in self.attempts if a.stats.has_answer}
+
+    @property
     def probes(self) -> list[ProviderAttempt]:
-        """The losing attempts that still run as latency probes."""
-        return [a for a in self.attempts if a.is_probing and a.closed_at is None]
+        """The losing attempts that still run as latency probes, and whose end is reported."""
+        return [a for a in self.attempts if a.has_claim and a.closed_at is None]
 
     async def wait_for_probes(self) -> None:
         """Wait until the requests of ``probes`` are closed."""
@@ -351,11 +368,12 @@ class AttemptRunner(Generic[T, A]):
             return
         attempt.stats.on_answer = functools.partial(self._on_first_token, attempt)
         attempt.stats.on_rate_limit = functools.partial(self._note_rate_limit, attempt)
-        is_useful = attempt.provider == self._planner.plan.probe
-        is_useful = is_useful or self._admission.is_unmeasured(attempt.provider)
+        attempt.is_unmeasured = attempt.provider == self._planner.plan.probe or (
+            self._admission.is_unmeasured(attempt.provider)
+        )
+        is_useful = attempt.is_unmeasured or self._planner.is_unknown(attempt.provider)
         if is_useful and self._policy.probes:
-            silent_secs = self._planner.silent_secs(attempt.provider, attempt.stall_secs)
-            attempt.probe_alarm = self._loop.call_later(silent_secs, self._end_probe, attempt)
+            attempt.probe_alarm = self._loop.call_later(OBSERVED_SECS, self._end_probe, attempt)
 
     def _on_first_token(self, attempt: ProviderAttempt) -> None:
         assert attempt.permit is not None
@@ -411,7 +429,8 @@ class AttemptRunner(Generic[T, A]):
     def _learn_from_probe(
         self, attempt: ProviderAttempt, failure: AttemptError | None, verdict: Verdict, now: float
     ) -> Verdict:
-        self._admission.release_latency_probe(attempt.provider)
+        if attempt.has_claim:
+            self._admission.release_latency_probe(attempt.provider)
         token_at = attempt.stats.first_answer_at
         if failure is not None:
             self._planner.forget(attempt)
@@ -440,11 +459,12 @@ class AttemptRunner(Generic[T, A]):
         names = [name for name, idle in self._idle.items() if idle]
         reasons, by_server = self._admission.refusals(names), hedge_refusals(self._idle, first)
         reluctance = self._admission.reluctance(names)
-        if not (reasons or by_server or reluctance):
+        slow = self._planner.slow(self.attempts, self._loop.time())
+        if not (reasons or by_server or reluctance or slow):
             return ALL_ELIGIBLE
         for name in by_server:
             reluctance[name] = max(reluctance.get(name, 0), 1)
-        return HedgeEligibilityChanged(reasons | by_server, reluctance)
+        return HedgeEligibilityChanged(reasons | by_server, reluctance, slow)
 
     def _runs_on(self, number: int) -> bool:
         """Whether an attempt that has just lost runs on, as a latency probe or to be drained.
@@ -464,7 +484,11 @@ class AttemptRunner(Generic[T, A]):
         is_open = attempt.probe_alarm is not None and not attempt.is_silent
         if not is_open or attempt.stats.has_answer:
             return False
-        attempt.is_probing = self._admission.claim_latency_probe(attempt.provider)
+        if self._planner.observes(attempt):
+            attempt.is_probing = True
+        elif attempt.is_unmeasured:
+            attempt.has_claim = self._admission.claim_latency_probe(attempt.provider)
+            attempt.is_probing = attempt.has_claim
         return attempt.is_probing
 
     def _progress(self, number: int) -> Progressed | None:

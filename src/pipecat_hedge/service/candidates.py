@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol
 
 from typing_extensions import TypeVar
@@ -13,6 +13,8 @@ from pipecat_hedge.limits.permit_queue import MAX_WAIT_SECS
 from pipecat_hedge.limits.server_queue import hedge_refusal, is_last_resort, load_rank
 from pipecat_hedge.policy.backends import Backend, key_of
 from pipecat_hedge.policy.hedge_policy import HedgePolicy
+from pipecat_hedge.policy.planner import silent_secs
+from pipecat_hedge.policy.priced_delay import LatencyEstimate
 from pipecat_hedge.race.events import Slot
 from pipecat_hedge.race.reports import ServerLoad
 
@@ -109,7 +111,7 @@ class Candidates(Generic[A]):
         probe: The half-open provider that the turn has claimed to probe, or None. The turn must
             release the claim.
         reason: Why no provider may be used, if that is so.
-        last: The names of those that come last, whatever the planned order.
+        last: Those that come last, whatever the planned order, and why; by name.
         in_panic: Whether every breaker is open, so that ``entries`` is the final order.
     """
 
@@ -117,7 +119,7 @@ class Candidates(Generic[A]):
     keys: Mapping[str, str]
     probe: ProviderMember[A] | None = None
     reason: str = ""
-    last: frozenset[str] = frozenset()
+    last: Mapping[str, str] = field(default_factory=dict[str, str])
     in_panic: bool = False
 
 
@@ -172,16 +174,19 @@ def choose_candidates(
         spread.sort(key=lambda n: is_last_resort(loads[n]))
         spread += soon
         return Candidates(tuple(usable[n] for n in spread), by_name, in_panic=True)
-    last = {
-        usable[n].provider.name
-        for n in [*eligible, *soon]
-        if n in soon or is_last_resort(loads[n]) or (states[n] != "closed" and n != probe)
-    }
+    last: dict[str, str] = {}
+    for n in [*eligible, *soon]:
+        if n in soon:
+            last[usable[n].provider.name] = "has sent Retry-After"
+        elif is_last_resort(loads[n]):
+            last[usable[n].provider.name] = hedge_refusal(loads[n]) or "is overloaded"
+        elif states[n] != "closed" and n != probe:
+            last[usable[n].provider.name] = f"has an {states[n].replace('_', '-')} breaker"
     found = [
         usable[n] for n in [*eligible, *soon] if not sheds or states[n] == "closed" or n == probe
     ]
     half_open_member = None if probe is None else usable[probe]
-    return Candidates(tuple(found), by_name, half_open_member, last=frozenset(last))
+    return Candidates(tuple(found), by_name, half_open_member, last=last)
 
 
 def take_best_instance(idle: list[A]) -> A:
@@ -221,7 +226,9 @@ def hedge_refusals(idle: Mapping[str, Sequence[A]], first: str | None = None) ->
 
 
 def slots(
-    candidates: Sequence[ProviderMember[A]], policy: HedgePolicy, slowest_secs: Mapping[str, float]
+    candidates: Sequence[ProviderMember[A]],
+    policy: HedgePolicy,
+    known: Mapping[str, LatencyEstimate],
 ) -> list[Slot]:
     """The requests that a turn may make.
 
@@ -229,19 +236,28 @@ def slots(
 
     Args:
         candidates: The providers in order.
-        policy: The default of ``stall_secs``.
-        slowest_secs: By provider, how long its first token usually takes at most.
+        policy: The user's policy.
+        known: What is known of each provider.
     """
     rounds = max((len(entry.adapters) for entry in candidates), default=0)
     return [
-        _slot(entry, number, policy, slowest_secs.get(entry.provider.name, 0.0))
+        _slot(entry, number, policy, known[entry.provider.name])
         for number in range(rounds)
         for entry in candidates
         if number < len(entry.adapters)
     ]
 
 
-def _slot(entry: ProviderMember[A], number: int, policy: HedgePolicy, slowest_secs: float) -> Slot:
-    provider, retries = entry.provider, entry.adapters[number].retries
+def _slot(
+    entry: ProviderMember[A], number: int, policy: HedgePolicy, known: LatencyEstimate
+) -> Slot:
+    provider, has_own = entry.provider, entry.provider.stall_secs != "policy"
     stall_secs = policy.stall_secs if provider.stall_secs == "policy" else provider.stall_secs
-    return Slot(provider.name, stall_secs, provider.timeout_secs, slowest_secs, retries)
+    return Slot(
+        provider.name,
+        silent_secs(policy, known, stall_secs if has_own else 0.0),
+        stall_secs,
+        provider.timeout_secs,
+        known.answers.p95,
+        entry.adapters[number].retries,
+    )

@@ -65,6 +65,7 @@ from pipecat_hedge.service.pipeline_search import context_of, find_output
 from pipecat_hedge.service.provider import Provider, as_providers
 from pipecat_hedge.service.provider_pool import ProviderPool
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
+from pipecat_hedge.service.rejections import Rejections
 from pipecat_hedge.service.retract import RetractText, RetractTextFrame
 from pipecat_hedge.service.service_adapter import ServiceAdapter, ToolCalls
 from pipecat_hedge.service.token_budget import TokenBudget, budget_of
@@ -211,6 +212,7 @@ class HedgedLLMService(LLMService):
         self._stats = stats or shared_stats()
         self._shared_settings = settings
         self._members = ProviderPool(providers, self._stats.health)
+        self._rejections, self._inference_rejections = Rejections(), Rejections()
         self._admission_settings = admitted
         self._tracer = tracer
         self._holds_stats = self._advertising = False
@@ -257,11 +259,17 @@ class HedgedLLMService(LLMService):
             now = asyncio.get_running_loop().time()
         except RuntimeError:  # outside of a loop: the clock of asyncio's own loops
             now = time.monotonic()
-        excluded, stats = self._members.is_excluded, self._stats
+        members, rejections = self._members, self._rejections
         bounds = self._admission_settings.bounds
         return tuple(
-            state_of(entry, stats, now, is_excluded=excluded(entry), bounds=bounds)
-            for entry in self._members.entries
+            state_of(
+                member,
+                self._stats,
+                now,
+                is_last=members.comes_last(member, rejections),
+                bounds=bounds,
+            )
+            for member in members.entries
         )
 
     @property
@@ -405,7 +413,8 @@ class HedgedLLMService(LLMService):
             # The base class has applied it, or forwarded it to another service.
             if (member := self._members.adapter_of(frame.service)) is not None:
                 if isinstance(frame.delta, LLMSettings):
-                    await self._members.update_member(member, frame.delta)
+                    self._forget_rejections(self._members.provider_of(member))
+                    await member.update_settings(frame.delta)
                 else:
                     await member.control(frame)
         elif isinstance(frame, LLMEnablePromptCachingFrame):
@@ -431,7 +440,8 @@ class HedgedLLMService(LLMService):
         prompt_tokens = estimate_tokens(context)
         if (most := self._token_budget.prompt) is not None:
             prompt_tokens = min(prompt_tokens, most)
-        candidates = self._candidates(now := asyncio.get_running_loop().time(), choice.first)
+        now = asyncio.get_running_loop().time()
+        candidates = self._candidates(now, self._rejections, choice.first)
         admission = self._admission(candidates, MAX_WAIT_SECS)
         try:
             planner = TurnPlanner(
@@ -488,7 +498,7 @@ class HedgedLLMService(LLMService):
                         await end()
                 finally:
                     self._turn = None
-                    await self._learn(turn.errors)
+                    await self._learn(self._rejections, turn.errors, turn.answered)
             finally:
                 filler = self._filler()
                 if question is not None and (answer := turn.whole_answer):
@@ -573,10 +583,17 @@ class HedgedLLMService(LLMService):
             has_first_token=has_first_token,
         )
 
-    def _candidates(self, now: float, first: Sequence[str] = ()) -> Candidates[ServiceAdapter]:
+    def _candidates(
+        self, now: float, rejections: Rejections, first: Sequence[str] = ()
+    ) -> Candidates[ServiceAdapter]:
         self._members.offer(self.get_llm_adapter().builtin_tools)
-        sheds = self._admission_settings.mode == "shed"
-        return self._members.candidates(now, self._order.of(first), sheds=sheds)
+        return self._members.candidates(
+            now,
+            self._order.of(first),
+            sheds=self._admission_settings.mode == "shed",
+            rejections=rejections,
+            is_given=bool(first) or self._policy.has_given_order,
+        )
 
     async def _report_failure(self, failure: AllProvidersFailed) -> None:
         await self.cancel_ttfb_metrics()
@@ -638,7 +655,8 @@ class HedgedLLMService(LLMService):
             AllProvidersFailed: If no provider answered or, with ``admission="shed"``, none had
                 room.
         """
-        candidates = self._candidates(now := asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        candidates = self._candidates(now, self._inference_rejections)
         admission = self._admission(candidates, BACKGROUND_WAIT_SECS, has_first_token=False)
         options = {
             "max_tokens": max_tokens,
@@ -660,7 +678,7 @@ class HedgedLLMService(LLMService):
             try:
                 return await inference.run()
             finally:
-                await self._learn(inference.errors)
+                await self._learn(self._inference_rejections, inference.errors, inference.answered)
         finally:
             admission.close()
 
@@ -691,16 +709,20 @@ class HedgedLLMService(LLMService):
 
     # ---- after a turn
 
-    async def _learn(self, errors: Iterable[tuple[str, AttemptError]]) -> None:
-        """Exclude providers that failed permanently, and report changes of breakers, once each."""
+    async def _learn(
+        self,
+        rejections: Rejections,
+        errors: Sequence[tuple[str, AttemptError]],
+        answered: Iterable[str],
+    ) -> None:
+        """Learn which providers come last, and report changes of breakers, once each."""
         for provider, error in errors:
             logger.debug(f"{self}: {provider}: {error.category}: {error.message}")
-            if error.permanent and self._members.exclude(provider):
-                logger.warning(
-                    f"{self}: {provider} rejected the request for good ({error.category}) and is "
-                    "excluded for this session. Check its key, model and settings; a "
-                    "settings update brings it back"
-                )
+        for provider, error in rejections.end_turn(errors, answered):
+            logger.warning(
+                f"{self}: {provider} rejected a request ({error.category}) and comes last until it "
+                "answers one. Check its key, model and settings"
+            )
         for report in map(breaker_report, self._stats.health.take_changes()):
             level = "WARNING" if report.after == "open" else "INFO"
             logger.log(level, f"{report.provider} is {report.after}: {report.reason}")
@@ -770,9 +792,14 @@ class HedgedLLMService(LLMService):
             delta, **{name: getattr(_no_change(), name) for name in _HOST_SETTINGS}
         )
         if for_members.given_fields():
+            self._forget_rejections()
             await self._members.update_settings(for_members)
         await self._instruct_members()
         return changed
+
+    def _forget_rejections(self, provider: str | None = None) -> None:
+        for rejections in (self._rejections, self._inference_rejections):
+            rejections.forget(provider)
 
     async def _instruct_members(self) -> None:
         """Instruct the members to write turn-completion markers while they are needed."""

@@ -70,6 +70,11 @@ class Inference:
         """Every failed provider with its error."""
         return self._runner.errors
 
+    @property
+    def answered(self) -> set[str]:
+        """The providers that have begun to answer."""
+        return self._runner.answered
+
     async def _send(
         self,
         launch: Launch,

@@ -79,6 +79,9 @@ def attempt_error(frame: ErrorFrame, *, has_begun: bool = False) -> AttemptError
             category = ErrorCategory.APPLICATION
         elif _is_connection_error(frame.exception):
             category = ErrorCategory.CONNECTIVITY
+    status = extract_http_status_code(frame.exception) if frame.exception is not None else None
+    if status == 413:  # which Pipecat does not classify
+        category = ErrorCategory.INVALID_REQUEST
     names = _error_names(frame.exception)
     if not names.isdisjoint(_NO_CREDIT):
         category = ErrorCategory.QUOTA  # OpenAI sends it with status 429
@@ -86,6 +89,7 @@ def attempt_error(frame: ErrorFrame, *, has_begun: bool = False) -> AttemptError
         category=category.value,
         message=frame.error,
         permanent=category.is_permanent,
+        is_of_prompt=category is ErrorCategory.INVALID_REQUEST and status != 404,
         retry_after_secs=_retry_after_secs(frame.exception),
         exception=frame.exception,
         is_busy=category is not ErrorCategory.QUOTA

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from pipecat_hedge.race.reports import Tier
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.candidates import Candidates, ProviderMember, choose_candidates
 from pipecat_hedge.service.provider import Provider
+from pipecat_hedge.service.rejections import Rejections
 from pipecat_hedge.service.service_adapter import ServiceAdapter
 
 __all__ = ["ProviderPool"]
@@ -60,7 +62,6 @@ class ProviderPool:
         self.adapters = tuple(c for entry in self.entries for c in entry.adapters)
         for adapter in self.adapters:
             adapter.share_load(health.loads)
-        self._excluded: set[str] = set()
         self._refreshes = TaskScope()
 
     def candidates(
@@ -69,46 +70,39 @@ class ProviderPool:
         order: Sequence[ProviderMember[ServiceAdapter]],
         *,
         sheds: bool = False,
+        rejections: Rejections,
+        is_given: bool = False,
     ) -> Candidates[ServiceAdapter]:
         """The providers that a turn may use; see ``choose_candidates``.
 
-        Providers that rejected a request permanently and instances that Pipecat reports as unusable
-        are left out, unless none would remain: the one request may have been at fault.
+        Those that rejected a request, that Pipecat reports as unusable, or that still answer the
+        turn before come last.
 
         Args:
             now: The loop's time.
             order: The providers in this turn's order.
             sheds: Whether open breakers end the turn instead (``admission="shed"``).
+            rejections: Those of the turns of this kind.
+            is_given: Whether the user insists on the order.
         """
-        usable = [
-            entry
-            if len(adapters) == len(entry.adapters)
-            else ProviderMember(entry.provider, adapters)
-            for entry in order
-            if (adapters := self._usable_adapters(entry))
-        ]
-        return choose_candidates(usable or order, self._health, now, sheds=sheds)
+        last = dict.fromkeys(rejections.begin_turn(), "has rejected a request")
+        members: list[ProviderMember[ServiceAdapter]] = []
+        for member in order:
+            usable = tuple(a for a in member.adapters if a.is_usable)
+            if not usable:
+                last[member.provider.name] = "is unusable"
+            elif all(a.is_thinking if is_given else a.is_observed for a in member.adapters):
+                last[member.provider.name] = "still answers the turn before"
+            elif len(usable) < len(member.adapters):
+                member = ProviderMember(member.provider, usable)
+            members.append(member)
+        found = choose_candidates(members, self._health, now, sheds=sheds)
+        return dataclasses.replace(found, last={**found.last, **last}) if last else found
 
-    def is_excluded(self, entry: ProviderMember[ServiceAdapter]) -> bool:
-        """Whether a provider gets no requests until settings change."""
-        return not self._usable_adapters(entry)
-
-    def _usable_adapters(self, entry: ProviderMember[ServiceAdapter]) -> tuple[ServiceAdapter, ...]:
-        if entry.provider.name in self._excluded:
-            return ()
-        if len(entry.adapters) == 1:
-            return entry.adapters if entry.adapters[0].is_usable else ()
-        return tuple(c for c in entry.adapters if c.is_usable)
-
-    def exclude(self, provider: str) -> bool:
-        """Exclude a provider until settings change: it has rejected a request permanently.
-
-        Returns:
-            Whether it was included before.
-        """
-        is_new = provider not in self._excluded
-        self._excluded.add(provider)
-        return is_new
+    def comes_last(self, member: ProviderMember[ServiceAdapter], rejections: Rejections) -> bool:
+        """Whether a provider comes last because of what it rejected, or as unusable."""
+        is_usable = any(adapter.is_usable for adapter in member.adapters)
+        return not is_usable or member.provider.name in rejections.last
 
     def adapter_of(self, service: object) -> ServiceAdapter | None:
         """The adapter that hosts ``service``, or None."""
@@ -179,7 +173,7 @@ class ProviderPool:
 
     def _may_refresh(self, entry: ProviderMember[ServiceAdapter], adapter: ServiceAdapter) -> bool:
         standing = self._health.breaker_states([entry.key], asyncio.get_running_loop().time())
-        return standing == [("closed", 0.0)] and adapter in self._usable_adapters(entry)
+        return standing == [("closed", 0.0)] and adapter.is_usable
 
     def turn_began(self) -> None:
         """Record that the session is active, so that its connections are kept open."""
@@ -197,17 +191,13 @@ class ProviderPool:
         await asyncio.gather(*(adapter.control(frame) for adapter in self.adapters))
 
     async def update_settings(self, delta: LLMSettings) -> None:
-        """Change every member's settings, and include excluded providers again."""
-        self._excluded.clear()
+        """Change every member's settings."""
         for adapter in self.adapters:
             await adapter.update_settings(delta)
 
-    async def update_member(self, member: ServiceAdapter, delta: LLMSettings) -> None:
-        """Change one member's settings, and include its provider again."""
-        for entry in self.entries:
-            if member in entry.adapters:
-                self._excluded.discard(entry.provider.name)
-        await member.update_settings(delta)
+    def provider_of(self, adapter: ServiceAdapter) -> str:
+        """The name of an instance's provider."""
+        return next(e.provider.name for e in self.entries if adapter in e.adapters)
 
     def instruct(self, addition: str | None) -> None:
         """Append a text to every member's system instruction; None removes it."""

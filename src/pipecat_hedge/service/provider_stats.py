@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from weakref import WeakSet
 
 from loguru import logger
@@ -24,6 +24,7 @@ from pipecat_hedge.policy.priors import prior_for
 from pipecat_hedge.policy.provider_latency import ProviderLatency
 from pipecat_hedge.policy.shared_store import SharedStore
 from pipecat_hedge.policy.stats_store import StatsStore
+from pipecat_hedge.race.attempt import Attempt
 from pipecat_hedge.service import composition
 from pipecat_hedge.service.events import EventHub
 
@@ -98,9 +99,17 @@ class ProviderStats(LatencyRegistry):
         """See ``LatencyRegistry``."""
         return self.health.answered_since(key)
 
-    def last_token_at(self, key: str) -> float:
-        """See ``LatencyRegistry``."""
-        return self.health.last_token_at(key)
+    def is_slow(self, key: str, others: Collection[str], attempt: Attempt, now: float) -> bool:
+        """Whether a provider answers other requests, or no other provider answers in time."""
+        half_secs = (attempt.slot.silent_secs or 0.0) / 2
+        # A queue answers earlier requests first, and a provider that hangs still ends some answers,
+        # but hardly in the second half of the silence.
+        if self.health.answered_since(key) > attempt.launched_at:
+            return True
+        if self.health.last_token_at(key) > now - half_secs:
+            return True
+        secs = [self.health.last_ttft_secs(other) for other in others]
+        return bool(secs) and min(secs) > half_secs
 
     def _introduce(self, key: str, latency: ProviderLatency) -> None:
         if self.fleet is not None:

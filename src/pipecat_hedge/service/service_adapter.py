@@ -142,6 +142,16 @@ class ServiceAdapter:
         return self.service.is_usable
 
     @property
+    def is_observed(self) -> bool:
+        """Whether an attempt that has lost still runs on to its first token."""
+        return self._yields and self._answering is not None and not self._stats.has_answer
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether that attempt produces output that is no answer yet."""
+        return self.is_observed and self._stats.stages.deltas.delta_at is not None
+
+    @property
     def server_load(self) -> ServerLoad | None:
         """The load of the service's server; None without a recent reading."""
         return None if self._server is None else self._server.server_load
@@ -262,6 +272,7 @@ class ServiceAdapter:
             self._answering, self._yields = asyncio.current_task(), False
             self._sink, self._stats, self._failed = sink, stats, False
             self._thought, self._finder = InlineThought(), SentenceFinder(language)
+            was_usable = self.service.is_usable
             try:
                 # A new frame: the host controls speculation.
                 copied = self._own_copy(context, addition)
@@ -284,6 +295,8 @@ class ServiceAdapter:
                     await sink.piece(LLMTextFrame(""), usable=True)
             finally:
                 self._sink = self._answering = None
+                if was_usable or stats.completed:  # a rejected request is for the race to judge
+                    await self.service.set_usable(True)
                 if not stats.completed and _has_lost_connection(stats.error):
                     self.connection.reopen(stats.stages)
                 vars(self.service).pop("stop_ttfb_metrics", None)

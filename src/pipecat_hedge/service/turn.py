@@ -234,6 +234,11 @@ class Turn:
         """Every failed provider with its error, whatever the turn's outcome."""
         return self._runner.errors
 
+    @property
+    def answered(self) -> set[str]:
+        """The providers that have begun to answer."""
+        return self._runner.answered
+
     def settle(self, *, is_confirmed: bool) -> None:
         """Report whether the caller's turn has ended, which was only expected when this began.
 

@@ -14,7 +14,7 @@ from pipecat_hedge.limits.provider_health import BreakerChange
 from pipecat_hedge.policy.backends import Backend
 from pipecat_hedge.policy.hedge_benefit import joint
 from pipecat_hedge.policy.hedge_policy import HedgePolicy
-from pipecat_hedge.policy.planner import learn, plan_turn, silent_secs
+from pipecat_hedge.policy.planner import learn, plan_turn
 from pipecat_hedge.policy.slow_period import late_secs
 from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.policy.turn_route import RouteChoice
@@ -88,13 +88,14 @@ class TurnPlanner(Generic[A]):
             has_tools=has_tools,
             now=now,
             lag_secs=stats.loop_watch.lag_now,
+            is_routed=bool(choice.first),
         )
         if self.plan.problem is not None:
             logger.warning(f"policy {policy.name}: {self.plan.problem}; this turn is not hedged")
-        if candidates.in_panic:
-            self.plan.order = tuple(by_name)
-        elif candidates.last:
-            self.plan.order = tuple(sorted(self.plan.order, key=candidates.last.__contains__))
+        planned = tuple(by_name) if candidates.in_panic else self.plan.order
+        self.plan.order = tuple(sorted(planned, key=candidates.last.__contains__))
+        if planned and self.plan.order[0] != planned[0]:
+            self.plan.route_reason = f"{planned[0]} {candidates.last[planned[0]]}"
         if candidates.probe is not None:
             self.plan.try_out(candidates.probe.provider.name)
         self.candidates = [by_name[name] for name in self.plan.order]
@@ -137,23 +138,39 @@ class TurnPlanner(Generic[A]):
             waits.append((curve, sent - started_at))
         return joint(waits) if len(waits) > 1 else None
 
-    def silent_secs(self, provider: str, stall_secs: float | None) -> float:
-        """The time without a token after which a provider is silent instead of slow, in seconds.
+    def slow(self, attempts: Sequence[Attempt], now: float) -> frozenset[str]:
+        """The providers that are slow and not silent in this turn.
 
         Args:
-            provider: The provider's name.
-            stall_secs: The provider's stall time, or None.
+            attempts: The turn's attempts.
+            now: The loop's time.
         """
-        return silent_secs(self._usual(provider), stall_secs)
+        waiting = [a for a in attempts if a.outcome is None and a.first_token_at is None]
+        if not waiting:
+            return frozenset()
+        keys = {backend.provider: backend.key for backend in self._backends}
+        asked = {attempt.provider for attempt in attempts}
+        others = [key for provider, key in keys.items() if provider not in asked]
+        return frozenset(
+            a.provider for a in waiting if self._stats.is_slow(keys[a.provider], others, a, now)
+        )
 
     def is_late(self, provider: str, secs: float) -> bool:
         """Whether a wait for a first token is longer than usual for a provider."""
-        return secs > late_secs(self._usual(provider))
+        return secs > late_secs(self.plan.known[provider].usual)
 
-    def _usual(self, provider: str) -> SurvivalCurve:
-        backend = self._backend(provider)
-        known = self._stats.known([backend], self.prompt_tokens, by_sentence=False)
-        return known[provider].usual
+    def observes(self, attempt: Attempt) -> bool:
+        """Whether a loser runs on in any case, to see whether its provider is slow or silent."""
+        if self.plan.is_trial and attempt.provider == self.plan.probe:
+            return True
+        backend = self._backend(attempt.provider)
+        return self.is_unknown(attempt.provider) and self._stats.begin_observation(
+            backend, attempt, self.prompt_tokens
+        )
+
+    def is_unknown(self, provider: str) -> bool:
+        """Whether a provider had no answers when the turn began."""
+        return not self.plan.known[provider].answers.seen
 
     def sent(self, attempt: Attempt) -> None:
         """Observe an attempt whose request is sent now, until ``learn``."""
@@ -167,8 +184,14 @@ class TurnPlanner(Generic[A]):
             attempts: All its attempts.
             probes: The numbers of the losers that still run as latency probes.
         """
-        prompt_tokens = self.prompt_tokens
-        learn(self._stats, self._backends, attempts, prompt_tokens, listened_to=probes)
+        learn(
+            self._stats,
+            self._backends,
+            attempts,
+            self.prompt_tokens,
+            listened_to=probes,
+            lag_secs=self._stats.loop_watch.lag_now(),
+        )
 
     def learn_from_probe(self, attempt: Attempt, first_at: float | None, now: float) -> None:
         """Learn from a finished latency probe.
@@ -195,7 +218,7 @@ def state_of(
     stats: ProviderStats,
     now: float,
     *,
-    is_excluded: bool,
+    is_last: bool,
     bounds: LimitBounds,
 ) -> ProviderState:
     """A provider's state, with its estimated time to first token over all prompt sizes.
@@ -204,7 +227,7 @@ def state_of(
         entry: The provider.
         stats: Its statistics.
         now: The loop's time.
-        is_excluded: Whether it gets no requests until settings change.
+        is_last: Whether it comes last because of what it rejected, or as unusable.
         bounds: Bounds of its concurrency limit.
     """
     health = stats.health
@@ -217,7 +240,7 @@ def state_of(
         p50_secs=known.first_token.quantile(0.5),
         p95_secs=known.first_token.quantile(0.95),
         prior_weight=known.prior_weight,
-        is_excluded=is_excluded,
+        is_last=is_last,
         retry_after_secs=health.retry_after_secs(entry.key, now),
         server=entry.server_load,
         breaker=health.state(entry.key, now),

@@ -10,6 +10,7 @@ import pytest
 
 from pipecat_hedge import HedgeError
 from pipecat_hedge.policy import LatencyEstimate, SurvivalCurve, TurnFacts
+from pipecat_hedge.policy.latency_model import AnswerTimes
 from pipecat_hedge.race import InFlight, LaunchDecision, Waiting
 from pipecat_hedge.tools.analysis.comparison_rules import (
     AtQuantile,
@@ -28,7 +29,10 @@ def lognormal(median: float, sigma: float, stalls: float = 0.0) -> SurvivalCurve
 
 
 HEAVY, LIGHT = lognormal(0.5, 0.12, stalls=0.05), lognormal(0.8, 0.08)
-KNOWN = {n: LatencyEstimate(c, None, c, 0.0, False) for n, c in (("a", HEAVY), ("b", LIGHT))}
+KNOWN = {
+    n: LatencyEstimate(c, None, c, 0.0, AnswerTimes(0, 0, 0, 0), 0)
+    for n, c in (("a", HEAVY), ("b", LIGHT))
+}
 
 
 def waiting(*in_flight: tuple[str, float], further: str = "b") -> Waiting:

@@ -26,7 +26,7 @@ def provider(name: str = "a", **fields: Any) -> dict[str, Any]:
         "model": "m",
         "p50_secs": 0.4,
         "p95_secs": 1.1,
-        "is_excluded": False,
+        "is_last": False,
         "retry_after_secs": 0.0,
         "server": None,
         "breaker": "closed",

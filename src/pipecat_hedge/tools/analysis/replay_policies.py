@@ -27,6 +27,7 @@ from pipecat_hedge.policy import (
     TurnRule,
     learn,
     plan_turn,
+    silent_secs,
 )
 from pipecat_hedge.race import Latency, Launch, Race, Slot, run_virtual
 from pipecat_hedge.tools.analysis.latency_files import Measured
@@ -132,14 +133,15 @@ def replay(
     answered, least = np.full(count, np.inf), np.full(count, np.nan)
     extra = replaced = 0
     plan, unlistened = None, LATENCY_PROBE_INTERVAL
-    candidates = [Slot(first), *(Slot(second) for _ in range(policy.max_attempts - 1))]
+    candidates: list[Slot] = []
     for turn, latencies in enumerate(draws.secs):
         if plan is None or learns:
             plan = plan_turn(
                 policy, backends, stats, prompt_tokens=None, commit_on="first_token", rng=rng
             )
-            if len(plan.order) > 1:
-                candidates[:2] = [Slot(name) for name in plan.order][: policy.max_attempts]
+            names = [*plan.order[:2], *[second] * policy.max_attempts][: policy.max_attempts]
+            names = names if len(plan.order) > 1 else [first] * policy.max_attempts
+            candidates = [Slot(name, silent_secs(policy, plan.known[name])) for name in names]
         columns = _columns(candidates, first)
         fails = None if draws.fails is None else draws.fails[turn]
 
@@ -170,7 +172,7 @@ def replay(
                 for attempt in race.attempts
                 if attempt.provider == plan.probe
                 and attempt.outcome == "superseded"
-                and unlistened >= LATENCY_PROBE_INTERVAL
+                and (plan.is_trial or unlistened >= LATENCY_PROBE_INTERVAL)
             ]
             for probe in lost:  # the service drains it to its first token
                 unlistened = 0

@@ -135,7 +135,7 @@ class ProxiedModel:
         """The state of every upstream."""
         now, bounds = asyncio.get_running_loop().time(), AdmissionSettings().bounds
         return tuple(
-            state_of(member, self.stats, now, is_excluded=False, bounds=bounds)
+            state_of(member, self.stats, now, is_last=False, bounds=bounds)
             for member in self._members
         )
 

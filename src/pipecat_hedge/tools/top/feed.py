@@ -85,7 +85,7 @@ class Provider(_Part):
     p50_secs: _Number
     p95_secs: _Number
     retry_after_secs: _Number
-    is_excluded: bool
+    is_last: bool
     server: Server | None
     breaker: Literal["closed", "half_open", "open"]
     in_flight: _Count
@@ -102,7 +102,7 @@ class Provider(_Part):
 
     def merged(self, other: Provider) -> Provider:
         """Merge two bots' views: counts are summed, the worst state is kept."""
-        worst = ("p50_secs", "p95_secs", "retry_after_secs", "is_excluded")
+        worst = ("p50_secs", "p95_secs", "retry_after_secs", "is_last")
         order = ("closed", "half_open", "open")
         return self.model_copy(
             update={

@@ -145,8 +145,8 @@ def _in_flight(provider: Provider) -> tuple[str, str]:
 
 
 def _state(provider: Provider) -> tuple[str, str]:
-    if provider.is_excluded:
-        return "excluded", "bold red"
+    if provider.is_last:
+        return "last", "yellow"
     if provider.breaker != "closed":
         style = "bold red" if provider.breaker == "open" else "yellow"
         return f"breaker {provider.breaker.replace('_', ' ')}", style

@@ -1,0 +1,76 @@
+"""Which providers come last because they rejected requests. Pure.
+
+A rejected request says something of the request, not of its provider: a prompt may be too long for
+one, or filtered by another. So its provider comes last in the next turn, and no longer. A second
+rejection in a row, or one that is no fault of the prompt (key, permission, model), lasts until the
+provider has answered. Last is not out: it is asked when the others have failed or are silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pipecat_hedge.race.errors import AttemptError
+
+__all__ = ["Rejections"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rejection:
+    turn: int
+    lasts: bool
+
+
+class Rejections:
+    """The rejections of one session, by provider; turns and inferences each have their own."""
+
+    def __init__(self) -> None:
+        """Start without rejections."""
+        self._by_provider: dict[str, _Rejection] = {}
+        self._turn = 0
+
+    def begin_turn(self) -> frozenset[str]:
+        """Begin a turn and return the providers that come last in it."""
+        last = self.last
+        self._turn += 1
+        return last
+
+    @property
+    def last(self) -> frozenset[str]:
+        """The providers that come last in the next turn."""
+        turn = self._turn
+        return frozenset(n for n, r in self._by_provider.items() if r.lasts or r.turn == turn)
+
+    def end_turn(
+        self, errors: Iterable[tuple[str, AttemptError]], answered: Iterable[str]
+    ) -> list[tuple[str, AttemptError]]:
+        """Record a turn.
+
+        Args:
+            errors: Each failed attempt's provider and error.
+            answered: The providers that have begun to answer.
+
+        Returns:
+            The errors from which on a provider comes last until it answers.
+        """
+        for provider in answered:
+            self._by_provider.pop(provider, None)
+        lasting: list[tuple[str, AttemptError]] = []
+        for provider, error in errors:
+            if not error.permanent:
+                continue
+            before = self._by_provider.get(provider)
+            is_second = before is not None and before.turn < self._turn
+            lasts = is_second or not error.is_of_prompt
+            self._by_provider[provider] = _Rejection(self._turn, lasts)
+            if lasts and not (before is not None and before.lasts):
+                lasting.append((provider, error))
+        return lasting
+
+    def forget(self, provider: str | None = None) -> None:
+        """Forget a provider's rejections, because its settings have changed; None forgets all."""
+        if provider is None:
+            self._by_provider.clear()
+        else:
+            self._by_provider.pop(provider, None)
