@@ -116,6 +116,62 @@ def test_end_of_the_answer_is_detected(end: bytes) -> None:
     assert reader.has_ended
 
 
+@pytest.mark.parametrize("reason", ["", "abort", "error", None])
+def test_reason_of_an_incomplete_answer_is_no_end(reason: str | None) -> None:
+    reader = DeltaReader()
+    choice = {"index": 0, "delta": {"content": "Hi"}, "finish_reason": reason}
+    reader.feed(f"data: {json.dumps({'choices': [choice]})}\n\n".encode(), 1.0)
+    assert reader.was_aborted is bool(reason)
+    reader.feed(b"data: [DONE]\n\n", 2.0)
+    assert reader.has_ended is not reader.was_aborted
+
+
+def claude_block(kind: str) -> bytes:
+    block = {"type": kind, "id": "t", "name": "book", "input": {}}
+    event = {"type": "content_block_start", "index": 1, "content_block": block}
+    return f"data: {json.dumps(event)}\n\n".encode()
+
+
+BOOK = {"type": "function_call", "id": "f", "name": "book", "arguments": ""}
+ARGUMENTS = "function_call_arguments"
+
+
+@pytest.mark.parametrize(
+    ("events", "calls"),
+    [
+        ([tool('{"a":'), tool(" 1}")], ['{"a": 1}']),
+        ([chat(tool_calls=[{"index": 0, "function": {"name": "book"}}])], [""]),
+        (
+            [chat(tool_calls=[{"index": i, "function": {"arguments": "{}"}} for i in (0, 1)])],
+            ["{}"] * 2,
+        ),
+        ([chat(content='"tool_calls": [{"index": 0}]', tool_calls=[])], []),
+        ([chat(tool_calls=["no", {"function": None}])], []),
+        ([b'data: {"choices": [{"delta": {"tool_calls": [{"index": 0, \n\n'], []),
+        ([claude_block("tool_use"), claude("input_json_delta", partial_json="{")], [""]),
+        ([claude_block("server_tool_use")], []),
+        ([response("output_item.added", item=BOOK)], [""]),
+        (
+            [response(f"{ARGUMENTS}.delta", item_id="f", delta=part) for part in ('{"a"', ": 1}")],
+            ['{"a": 1}'],
+        ),
+        (
+            [
+                response(f"{ARGUMENTS}.delta", item_id="f", delta="{"),
+                response(f"{ARGUMENTS}.done", item_id="f", arguments="{}"),
+                response("output_item.done", item={**BOOK, "arguments": "{}"}),
+            ],
+            ["{}"],
+        ),
+    ],
+)
+def test_arguments_of_calls_are_read(events: list[bytes], calls: list[str]) -> None:
+    reader = DeltaReader()
+    for event in events:
+        reader.feed(event, 1.0)
+    assert reader.calls == calls
+
+
 def test_unknown_format_is_detected() -> None:
     reader = DeltaReader()
     reader.feed(b'data: {"candidates":[{"content":{"parts":[{"text":"Hi"}]}}]}\n\n', 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
 from pipecat.utils.string import SENTENCE_ENDING_PUNCTUATION, match_endofsentence
 from pipecat.utils.text.simple_text_aggregator import SimpleTextAggregator
@@ -14,6 +15,7 @@ __all__ = ["SentenceFinder", "is_whole_sentence"]
 MAX_CHARS = 1_000
 """A longer text counts as a sentence: searching for its end takes time quadratic in its length."""
 _PUNCTUATION = re.compile(f"[{re.escape(''.join(sorted(SENTENCE_ENDING_PUNCTUATION)))}]")
+_REPEATED_MARK = re.compile(r"([!?])[!?]+$")
 _CONTINUATION = "so"
 """How a text might continue that has not ended: in lower case, as after an abbreviation."""
 
@@ -75,15 +77,25 @@ class SentenceFinder:
 def is_whole_sentence(text: str, language: str | None = None) -> bool:
     """Whether a text is blank or ends like a sentence, whatever follows.
 
-    An abbreviation does not, nor a digit: "It costs 3." may continue with 50.
+    An abbreviation does not, nor a digit: "It costs 3." may continue with 50. Closing quotes and
+    brackets, markup and emoji may follow the sentence.
 
     Args:
         text: The text after the last whole sentence.
         language: The language of the text; None is English.
     """
-    text = text.rstrip()
+    end = len(text)
+    while end and _may_follow(text[end - 1]):
+        end -= 1
+    text = _REPEATED_MARK.sub(r"\1", text[:end])
     if not text:
         return True
     if text[-1] == "." and text[-2:-1].isdigit():
         return False
     return match_endofsentence(f"{text} {_CONTINUATION}", language=language) == len(text)
+
+
+def _may_follow(char: str) -> bool:
+    """Whether a character after a sentence's end belongs to that sentence, or is a blank."""
+    is_closing = unicodedata.category(char) in ("Pe", "Pf", "Pi", "So", "Sk", "Mn", "Cf")
+    return char.isspace() or char in "\"'*_" or is_closing

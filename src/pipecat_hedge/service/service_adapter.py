@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from loguru import logger
 from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
@@ -67,7 +68,7 @@ from pipecat_hedge.service.provider_client import (
     switch_off_hidden_retries,
     trace_client,
 )
-from pipecat_hedge.service.sentences import SentenceFinder
+from pipecat_hedge.service.sentences import MAX_CHARS, SentenceFinder, is_whole_sentence
 from pipecat_hedge.service.stages import Stages
 from pipecat_hedge.service.token_budget import TokenBudget, answer_limit, trimmed
 
@@ -84,6 +85,13 @@ class ToolCalls:
 Piece: TypeAlias = Frame | ToolCalls
 """A piece of an answer: a frame from the service, or its tool calls."""
 
+CUT_OFF = AttemptError(ErrorCategory.CONNECTIVITY.value, "the stream ended before the answer")
+"""A body that ends in good order, but without its end mark: our own network does not do that."""
+ABORTED = AttemptError(ErrorCategory.SERVER.value, "the server ended the answer early")
+"""An answer that its server ended, as vLLM does when it is stopped."""
+CUT_CALL = AttemptError(INCOMPLETE_CALL, "the answer ended within a tool call")
+"""A call that was cut, or that the service cannot read: possibly by the model's own fault."""
+
 
 class ServiceAdapter:
     """Hosts one service instance.
@@ -95,6 +103,10 @@ class ServiceAdapter:
         answers: The number of answers that it has completed.
         budget: The most tokens of its requests.
     """
+
+    _marking: ClassVar[set[tuple[str | None, str | None]]] = set()
+    """The hosts and models that have sent an end mark to this process. Some servers send none, so
+    the first answer of each is believed to be whole."""
 
     def __init__(self, service: LLMService[Any], *, is_alone: bool = False):
         """Host a service.
@@ -111,6 +123,7 @@ class ServiceAdapter:
         self._failed = False
         self._thought = InlineThought()
         self._finder: SentenceFinder | None = None
+        self._tail = ""
         self._required: Mapping[str, Sequence[str]] = {}
         self._busy = asyncio.Lock()
         self._server = service if isinstance(service, ReportsServerLoad) else None
@@ -272,7 +285,7 @@ class ServiceAdapter:
             self._answering, self._yields = asyncio.current_task(), False
             self._sink, self._stats, self._failed = sink, stats, False
             self._thought, self._finder = InlineThought(), SentenceFinder(language)
-            was_usable = self.service.is_usable
+            was_usable, self._tail = self.service.is_usable, ""
             try:
                 # A new frame: the host controls speculation.
                 copied = self._own_copy(context, addition)
@@ -287,6 +300,8 @@ class ServiceAdapter:
                 await asyncio.sleep(0)
                 if held := self._thought.finish():
                     await self._answer_text(LLMTextFrame(held), sink)
+                if cut := await self._find_cut(language):
+                    self._fail(cut)
                 stats.mended_context = len(copied.messages) < length
                 stats.completed = not self._failed
                 self.answers += stats.completed
@@ -390,6 +405,7 @@ class ServiceAdapter:
 
     async def _answer_text(self, frame: LLMTextFrame, sink: AttemptSink[Piece]) -> None:
         text, stats = frame.text, self._stats
+        self._tail = (self._tail + text)[-MAX_CHARS:]
         if stats.keeps_text:
             stats.text += text
             if stats.first_text_at is None:
@@ -407,23 +423,66 @@ class ServiceAdapter:
     async def _take_tool_calls(self, function_calls: Sequence[FunctionCallFromLLM]) -> None:
         if self._sink is None or not function_calls:
             return
-        deltas = self._stats.stages.deltas
-        was_cut = deltas.knows_format and not deltas.has_ended
-        if was_cut and (missing := self._missing_arguments(function_calls)):
-            # The service makes a call of what came, even of nothing.
-            self._fail(AttemptError(INCOMPLETE_CALL, f"a tool call came without {missing}"))
+        if cut := self._find_cut_call(function_calls):
+            self._fail(cut)
         else:
             self._stats.chars += sum(len(str(call.arguments)) for call in function_calls)
             self._stats.tool_calls += [(c.function_name, c.arguments) for c in function_calls]
             self._stats.record_answer()
             await self._sink.tools(ToolCalls(tuple(function_calls)))
 
-    def _missing_arguments(self, function_calls: Sequence[FunctionCallFromLLM]) -> str:
-        for call in function_calls:
-            for name in self._required.get(call.function_name, ()):
-                if name not in call.arguments:
-                    return f"{name} of {call.function_name}"
-        return ""
+    @property
+    def _route(self) -> tuple[str | None, str | None]:
+        return self._stats.stages.host, self.model
+
+    def _find_cut_call(self, function_calls: Sequence[FunctionCallFromLLM]) -> AttemptError | None:
+        """Why tool calls are not whole; None if they are.
+
+        A service makes a call of what came, even of nothing, and drops one that it cannot parse.
+        """
+        deltas = self._stats.stages.deltas
+        if not deltas.knows_format or deltas.has_ended:
+            return None
+        is_marking = self._route in self._marking
+        is_cut = not _are_whole(deltas.calls, function_calls)
+        if not all(deltas.calls):  # some tools have no arguments, and some servers no end mark
+            is_cut = is_cut or is_marking or self._lack_arguments(function_calls)
+        if is_cut:
+            return CUT_OFF if is_marking else CUT_CALL
+        return None
+
+    async def _find_cut(self, language: str | None) -> AttemptError | None:
+        """Why the answer is not whole, by its stream; None if it is.
+
+        There are four cases: 1. The service made calls, which were checked then. 2. The server says
+        that it ended the answer early. 3. Calls came, and the service made none of them. 4. There
+        is no end mark, the provider sends them, and the text does not end like an answer.
+        """
+        stats, deltas = self._stats, self._stats.stages.deltas
+        if deltas.has_ended:
+            self._marking.add(self._route)
+        is_believed = deltas.has_ended or self._route not in self._marking
+        if stats.tool_calls:
+            return None
+        if deltas.was_aborted:
+            return ABORTED
+        if deltas.calls:
+            return CUT_CALL if is_believed else CUT_OFF
+        if is_believed:
+            return None
+        if not stats.has_answer:
+            return None if is_wait_marker(stats.silent_text) else CUT_OFF
+        finder = SentenceFinder(language)
+        await finder.feed(self._tail)
+        return None if is_whole_sentence(finder.open, language) else CUT_OFF
+
+    def _lack_arguments(self, function_calls: Sequence[FunctionCallFromLLM]) -> bool:
+        """Whether a call lacks a required argument."""
+        return any(
+            name not in call.arguments
+            for call in function_calls
+            for name in self._required.get(call.function_name, ())
+        )
 
     async def _on_timeout(self, service: LLMService[Any]) -> None:
         message = f"{service}: the provider sent nothing for longer than its client waits"
@@ -438,6 +497,15 @@ class ServiceAdapter:
 def _has_lost_connection(error: AttemptError | None) -> bool:
     """Whether a request that did not finish was cancelled or lost, and not rejected."""
     return error is None or error.category == ErrorCategory.CONNECTIVITY.value
+
+
+def _are_whole(sent: Sequence[str], made: Sequence[FunctionCallFromLLM]) -> bool:
+    """Whether the calls that were sent are complete, and those made are among them."""
+    try:
+        arguments = [json.loads(text or "{}") for text in sent]
+    except ValueError:
+        return False
+    return not sent or all(call.arguments in arguments for call in made)
 
 
 def _required_arguments(context: LLMContext) -> dict[str, Sequence[str]]:
