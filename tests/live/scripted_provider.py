@@ -374,8 +374,8 @@ class Case:
         return [f"{self.name}: {what} ({call})" for what in call.wrong]
 
 
-STAGGER_SECS = 0.03
-"""Turns that begin in the same instant wait for each other."""
+STAGGER_SECS = 0.06
+"""Between the starts of two cases: turns that begin in the same instant wait for each other."""
 
 
 async def together(*cases: Case) -> None:
