@@ -15,8 +15,11 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.services.llm_service import LLMService
 from pipecat.utils.http import connection_limits
 
+from pipecat_hedge import HedgedLLMService, HedgePolicy
 from pipecat_hedge.service import ProviderStats, connection_warmth
+from pipecat_hedge.service.provider_client import open_connection
 from pipecat_hedge.tools.simulator import Simulator
+from tests.live.one_request_server import OneRequestServer, Refusal, one_request_server
 from tests.support.fake_vllm import FakeVLLM, fake_vllm
 from tests.support.line import Line
 from tests.support.relay import relay
@@ -200,3 +203,71 @@ async def test_failed_opening_is_logged_at_debug(monkeypatch: pytest.MonkeyPatch
     assert levels == {"DEBUG"}
     assert not any("secret" in text for _, text in logged)
     assert line.reports[1].outcome == "answered"
+
+
+@pytest.mark.parametrize("wire", ["openai", "anthropic"])
+@pytest.mark.parametrize("refusal", ["reset", "no_byte"])
+async def test_server_of_one_request_per_connection_is_not_kept_open(
+    refusal: Refusal, wire: str
+) -> None:
+    """The first turn's repeat opens a connection, and so does each later turn."""
+    async with (
+        one_request_server(OneRequestServer(refusal=refusal)) as server,
+        line_to(simulated(wire, None, "m", url=server.url)) as line,
+    ):
+        await until(lambda: server.answered("GET") == 1)
+        await ask(line, 4)
+    assert line.text == 4 * "Good evening."
+    assert cold(line, "a") == [False, True, True, True, True]
+    assert server.lost == 2, "of the first turn, and of the test after it"
+
+
+@pytest.mark.parametrize("wire", ["openai", "anthropic"])
+@pytest.mark.parametrize("keep_alive", ["said not", "silently not"])
+async def test_server_that_closes_after_each_answer_loses_no_request(
+    keep_alive: Any, wire: str
+) -> None:
+    async with (
+        one_request_server(OneRequestServer(keep_alive=keep_alive)) as server,
+        line_to(simulated(wire, None, "m", url=server.url)) as line,
+    ):
+        await until(lambda: server.answered("GET") == 1)
+        await ask(line, 3)
+    assert [len(report.attempts) for report in line.reports] == [1, 1, 1]
+    assert (line.text, server.lost) == (3 * "Good evening.", 0)
+
+
+async def test_connection_that_was_lost_once_is_kept_open_again() -> None:
+    """A restart loses two idle connections: the repeat uses neither, later turns reuse its own."""
+    stale: set[int] = set()
+    async with one_request_server(OneRequestServer(lambda n, _: n not in stale)) as server:
+        member = simulated("openai", None, "m", url=server.url)
+        async with line_to(member) as line:
+            await until(lambda: server.answered("GET") == 1)
+            await asyncio.gather(open_connection(member), open_connection(member))
+            stale.update([1, server.connections])
+            await ask(line, 3)
+    assert stale == {1, 2}
+    assert cold(line, "a") == [False, True, False, False]
+    assert (line.text, server.lost) == (3 * "Good evening.", 1)
+
+
+async def test_other_provider_answers_the_turn_that_lost_its_connection() -> None:
+    async with one_request_server(OneRequestServer()) as server, fake_vllm() as well:
+        member = simulated("openai", None, "m", url=server.url)
+        async with line_to(member, service(well), policy=HedgePolicy.fallback()) as line:
+            await until(lambda: server.answered("GET") == 1)
+            await ask(line, 4)
+    assert [report.winner for report in line.reports] == ["b", "a", "a", "a"]
+    assert all(cold(line, "a")[1:])
+
+
+async def test_inference_that_lost_its_connection_is_repeated_over_a_new_one() -> None:
+    async with (
+        one_request_server(OneRequestServer()) as server,
+        line_to(simulated("openai", None, "m", url=server.url)) as line,
+    ):
+        await until(lambda: server.answered("GET") == 1)
+        assert isinstance(line.service, HedgedLLMService)
+        for _ in range(2):
+            assert await line.service.run_inference(LLMContext([])) == "Good evening."

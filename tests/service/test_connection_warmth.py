@@ -63,7 +63,7 @@ class Kept:
     async def turn(self, *, idle_secs: float = 0.0) -> bool:
         """Whether a turn has to open a connection. The session is idle after it."""
         self.connection.turn_began()
-        with self.connection.in_use(Stages()):
+        async with self.connection.in_use(Stages()):
             new_connection = await self.serve()
         await asyncio.sleep(idle_secs)
         return new_connection

@@ -4,13 +4,18 @@ No turn waits for anything here, and nothing is sent for a session without turns
 HTTP/1.1 response closes its connection; a new one is opened at once. A server closes an idle
 connection after its keep-alive timeout; it is used before that, by listing the provider's models.
 The timeout is in a header (``Keep-Alive: timeout=5``), or learned when a request had to reconnect.
+
+Some servers and middleboxes serve one request per connection and reset the second. A request that
+is lost on a reused connection closes all idle ones, so that its repeat opens a new one. After the
+next answer, listing the models tests whether that connection can be reused. If it cannot, no
+connection is kept for this service any more.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from contextvars import Context
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +27,12 @@ from pipecat.utils.errors import extract_http_status_code
 
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.http_listener import recording
-from pipecat_hedge.service.provider_client import http_client, keepalive_expiry, open_connection
+from pipecat_hedge.service.provider_client import (
+    close_idle_connections,
+    http_client,
+    keepalive_expiry,
+    open_connection,
+)
 from pipecat_hedge.service.stages import Stages
 
 __all__ = ["IdleLimits", "WarmConnection"]
@@ -123,6 +133,7 @@ class WarmConnection:
         self.connect_secs: float | None = None
         self._host: str | None = None
         self._uses = 0
+        self._lost_reuses = 0  # requests lost on reused connections, in a row
         self._is_opening = False
         self._used_at = self._wanted_until = 0.0
         self._scope: TaskScope | None = None
@@ -151,7 +162,7 @@ class WarmConnection:
 
     async def open(self) -> None:
         """Open a connection, or use an open one."""
-        with self.in_use(Stages()):
+        async with self.in_use(Stages()):
             try:
                 await open_connection(self._service)
             except Exception as error:
@@ -159,10 +170,10 @@ class WarmConnection:
                     raise
                 logger.debug(f"{self._service}: models not listed: {type(error).__name__}")
 
-    @contextmanager
-    def in_use(
+    @asynccontextmanager
+    async def in_use(
         self, stages: Stages, failed: Callable[[], bool] = lambda: False
-    ) -> Generator[None, None, None]:
+    ) -> AsyncGenerator[None, None]:
         """Send a request within this context, and learn from its connection.
 
         Args:
@@ -172,16 +183,25 @@ class WarmConnection:
         loop, pool = asyncio.get_running_loop(), self._pool
         stages.is_traced = self._is_traced
         idle_since, pool.idle_since = pool.idle_since, None
-        is_whole = False
+        is_whole = has_raised = False
         self._uses += 1
         self._set_alarm()
         try:
             with recording(stages):
                 yield
             is_whole = not failed()
+        except Exception:
+            has_raised = True
+            raise
         finally:
             self._uses -= 1
             self._used_at = loop.time()
+            if stages.new_connection is False:
+                stages.is_lost = stages.headers_at is None and (has_raised or failed())
+                if stages.is_lost:
+                    self._lost_reuses += 1
+                elif stages.headers_at is not None:
+                    self._lost_reuses = 0
             if stages.new_connection is not None:
                 self._host = stages.host
                 self._learn(stages, idle_since)
@@ -189,16 +209,29 @@ class WarmConnection:
                     pool.idle_since = self._used_at
             elif pool.idle_since is None:  # no request was sent, or its client cannot be traced
                 pool.idle_since = idle_since
-            self._set_alarm()
+            if stages.is_lost or not self._is_reusable:
+                pool.idle_since = None
+                await close_idle_connections(self._service)
+            # After a loss and an answer: test whether the answer's connection can be reused.
+            is_test_due = self._lost_reuses > 0 and is_whole and not self._is_opening
+            self._set_alarm(at_once=is_test_due)
+
+    @property
+    def _is_reusable(self) -> bool:
+        """Whether the server may answer two requests of one connection."""
+        return self._lost_reuses < 2
 
     def reopen(self, stages: Stages) -> None:
         """Open a connection at once, in place of one that is closed or may soon be.
+
+        Not after a request that was lost on a reused connection: its repeat opens one.
 
         Args:
             stages: The cancelled request's stages.
         """
         if (
             stages.new_connection is not None
+            and not stages.is_lost
             and self._pool.idle_since is None
             and not self._is_opening
         ):
@@ -227,7 +260,7 @@ class WarmConnection:
             self._alarm.cancel()
             self._alarm = None
         is_due = at_once or not self._uses
-        if self._scope is None or self._host is None or not is_due:
+        if self._scope is None or self._host is None or not is_due or not self._is_reusable:
             return
         loop = asyncio.get_running_loop()
         due = now = loop.time()

@@ -30,6 +30,7 @@ __all__ = [
     "SupportsPromptWarmUp",
     "attempt_error",
     "capture_rate_limits",
+    "close_idle_connections",
     "exception_error",
     "http_client",
     "keep_connections_open",
@@ -298,16 +299,32 @@ def keep_connections_open(service: LLMService[Any]) -> None:
     client = getattr(getattr(service, "_client", None), "_client", None)
     if type(client).__name__ != _SDK_DEFAULT_CLIENT:
         return
-    transports = [getattr(client, "_transport", None), *getattr(client, "_mounts", {}).values()]
-    for transport in transports:
-        pool = getattr(transport, "_pool", None)
+    for pool in _connection_pools(client):
         if hasattr(pool, "_keepalive_expiry"):
-            pool._keepalive_expiry = None  # pyright: ignore[reportOptionalMemberAccess]
+            pool._keepalive_expiry = None
             logger.debug(f"{service}: connections stay open between turns")
 
 
 _SDK_DEFAULT_CLIENT = "AsyncHttpxClientWrapper"
 """The class name of the client that both SDKs create themselves."""
+
+
+async def close_idle_connections(service: LLMService[Any]) -> None:
+    """Close the idle connections of a service's httpx client, if it has one.
+
+    Requests on their way are left alone. The next one opens a connection.
+    """
+    for pool in _connection_pools(http_client(service)):
+        for connection in getattr(pool, "connections", ()):
+            if connection.is_idle():
+                await connection.aclose()
+
+
+def _connection_pools(client: Any) -> list[Any]:
+    """The connection pools of an httpx client, which has no public access to them."""
+    transports = [getattr(client, "_transport", None), *getattr(client, "_mounts", {}).values()]
+    pools = (getattr(transport, "_pool", None) for transport in transports)
+    return [pool for pool in pools if pool is not None]
 
 
 def http_client(service: LLMService[Any]) -> Any:

@@ -243,7 +243,7 @@ class ServiceAdapter:
         try:
             if context is not None and isinstance(self.service, SupportsPromptWarmUp):
                 try:
-                    with self.connection.in_use(Stages()):
+                    async with self.connection.in_use(Stages()):
                         await self.service.warm(self._own_copy(context, ()), acquire_permit)
                     return
                 except Rejected as rejected:
@@ -294,8 +294,9 @@ class ServiceAdapter:
                 frame = LLMContextFrame(context=copied)
                 self._watch_first_token(stats.stages)
                 in_use = self.connection.in_use(stats.stages, lambda: self._failed)
-                with in_use, capture_rate_limits(stats.record_response):
-                    await self.service.process_frame(frame, FrameDirection.DOWNSTREAM)
+                async with in_use:
+                    with capture_rate_limits(stats.record_response):
+                        await self.service.process_frame(frame, FrameDirection.DOWNSTREAM)
                 # Some services report a timeout only by an event, whose handler is a task.
                 await asyncio.sleep(0)
                 if held := self._thought.finish():
@@ -327,11 +328,9 @@ class ServiceAdapter:
             stats: Counts what the attempt produces.
         """
         try:
-            with (
-                self.connection.in_use(stats.stages),
-                capture_rate_limits(stats.record_response),
-            ):
-                answer = await self.service.run_inference(context, **options)
+            async with self.connection.in_use(stats.stages):
+                with capture_rate_limits(stats.record_response):
+                    answer = await self.service.run_inference(context, **options)
             stats.completed = True
             if answer is not None and answer.strip():
                 stats.record_answer()

@@ -27,6 +27,7 @@ class Stages:
         is_traced: Whether the request's client can be traced.
         is_begun: Whether the client began to write a request, some of which may have arrived.
         new_connection: Whether a connection was opened; None if no request was traced.
+        is_lost: Whether a reused connection failed before the response began.
         tcp_secs: The duration of the DNS lookup and TCP connect.
         tls_secs: The duration of the TLS handshake.
         written_at: When the request had been written.
@@ -44,6 +45,7 @@ class Stages:
     is_traced: bool = False
     is_begun: bool = False
     new_connection: bool | None = None
+    is_lost: bool = False
     tcp_secs: float | None = None
     tls_secs: float | None = None
     written_at: float | None = None
