@@ -191,9 +191,10 @@ class HedgePolicy:
     Parameters:
         rule: When an attempt that has not failed gets a further request beside it.
         name: The policy's name in logs and reports.
-        max_attempts: The most requests of a turn, rescues included; at least 1. The probe of a
-            provider with a half-open breaker is one more. When all attempts have failed, those that
-            an SDK would have retried are sent again.
+        max_attempts: The most requests of a turn, rescues included; at least 1. Requests that fail
+            before their first token, or are silent, do not count, so that each provider can be
+            asked: a turn makes at most its providers + ``max_attempts`` - 1 requests, and what the
+            SDKs would retry. The probe of a provider with a half-open breaker is one more.
         commit: What makes an attempt win: ``first_sentence``, a speakable unit; ``first_token``,
             anything usable; ``auto``, the choice that suits the text-to-speech downstream.
         losers: ``cancel`` closes a loser's request at once, except for ``probes``. ``drain`` lets

@@ -62,7 +62,7 @@ after the first eight, and for ``MANY`` at the latest. With a curve for each obs
 costs twice as much; with one for 64, the p99 on the hosted trace at a budget of 2 % is 1.54 s
 instead of 1.50 s."""
 KNOWN = 20
-"""Answers from which on their own quantiles are used in place of the prior's."""
+"""Answers from which on their p95 is used without the prior's."""
 MOST_WEIGHT = 1e9
 _IN_DOUBT = ((2.0, 0.2), (4.0, 0.1))
 """How many times as long as assumed a wait may be, and how likely that is."""
@@ -161,7 +161,8 @@ def _tail_secs(secs: Floats, came: Floats, every: Floats, otherwise: float) -> f
 class AnswerTimes(NamedTuple):
     """Quantiles of the answers that came, in seconds; waits that were cut short do not count.
 
-    So a silence that was cut short never lengthens them. ``seen`` is the number of answers.
+    So a silence that was cut short never lengthens them. ``seen`` is the number of answers, without
+    which all are 0; only ``p95`` is at least the prior's until ``KNOWN`` answers.
     """
 
     seen: float
@@ -263,18 +264,15 @@ class LatencyModel:
 
     @property
     def answers(self) -> AnswerTimes:
-        """The quantiles of the answers alone, as old as the curve.
-
-        Until ``KNOWN`` answers they are at least the prior's.
-        """
+        """The quantiles of the answers alone, as old as the curve."""
         if self._answers is None:
             came = self._counts[0].cumsum()
-            at_least = [0.0, 0.0, 0.0]
+            shares = came[-1] * np.array((0.9, 0.95, 0.98))
+            buckets = came.searchsorted(shares).tolist() if came[-1] else ()
+            p90, p95, p98 = [_SECS[bucket] for bucket in buckets] or (0.0, 0.0, 0.0)
             if came[-1] < KNOWN * self._weight:
-                at_least = [self._given().quantile(p) for p in (0.9, 0.95, 0.98)]
-            buckets = came.searchsorted(came[-1] * np.array((0.9, 0.95, 0.98)))
-            own = [_SECS[bucket] if came[-1] else 0.0 for bucket in buckets.tolist()]
-            self._answers = AnswerTimes(float(came[-1]), *map(max, own, at_least))
+                p95 = max(p95, self._given().quantile(0.95))
+            self._answers = AnswerTimes(float(came[-1] / self._weight), p90, p95, p98)
         return self._answers
 
     def refresh(self) -> None:

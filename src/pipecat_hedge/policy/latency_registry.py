@@ -94,6 +94,7 @@ class LatencyRegistry:
         prompt_tokens: int | None,
         *,
         with_sentence: bool = True,
+        is_silence: bool = False,
     ) -> None:
         """Learn from an attempt that has ended.
 
@@ -104,6 +105,7 @@ class LatencyRegistry:
             attempt: The attempt.
             prompt_tokens: The size of the prompt; None where it is not known.
             with_sentence: Whether the time to its first sentence is to be learned too.
+            is_silence: Whether it was silent; see ``ProviderLatency.hold``.
         """
         if attempt.ended_at is None:
             return
@@ -114,7 +116,7 @@ class LatencyRegistry:
                 self._is_new = True
                 latency.slow_period.forget(attempt)
                 return
-            self._learn(latency, attempt, first, attempt.ended_at, prompt_tokens)
+            self._learn(latency, attempt, first, attempt.ended_at, prompt_tokens, is_silence)
             if first is None or not with_sentence or attempt.is_unsure:
                 return
             if attempt.speakable_at is not None:
@@ -124,8 +126,8 @@ class LatencyRegistry:
 
     def count_silence(
         self, backend: Backend, attempt: Attempt, prompt_tokens: int | None, lag_secs: float = 0.0
-    ) -> None:
-        """Count an attempt that was cut before any sign of an answer.
+    ) -> bool:
+        """Count an attempt if it was silent: cut long after its launch and before any sign.
 
         Args:
             backend: The provider.
@@ -135,12 +137,15 @@ class LatencyRegistry:
         """
         is_cut = attempt.error is None or attempt.error in _WAITED
         if attempt.ended_at is None or attempt.has_sign or not is_cut:
-            return
+            return False
         if self.is_slow(backend.key, (), attempt, attempt.ended_at):
-            return
+            return False
         with self._lock:
+            latency = self._of(backend)
             waited_secs = attempt.ended_at - attempt.launched_at - lag_secs
-            self._of(backend).count_silence(waited_secs, prompt_tokens)
+            is_silence = latency.is_silence(waited_secs, prompt_tokens)
+            latency.silences += is_silence
+            return is_silence
 
     def _learn(
         self,
@@ -149,6 +154,7 @@ class LatencyRegistry:
         first_at: float | None,
         now: float,
         prompt_tokens: int | None,
+        is_silence: bool = False,
     ) -> None:
         """Learn an attempt's time to first token, or how long it was waited for until now."""
         self._is_new = True
@@ -157,13 +163,16 @@ class LatencyRegistry:
         until = first_at - attempt.lag_secs if first_at is not None else now
         secs = max(until - attempt.launched_at, 0.0)
         if has_answered:
-            latency.silences = 0
+            latency.end_silence()
         late_after = latency.late_secs(prompt_tokens)
         if has_answered and not latency.is_settled:
             late_after = math.inf
         latency.slow_period.ended(attempt, secs, late_after, has_answered=has_answered)
-        is_censored = not has_answered or attempt.is_unsure
-        latency.record(secs, censored=is_censored, prompt_tokens=prompt_tokens)
+        if is_silence:
+            latency.hold(secs, prompt_tokens)
+        else:
+            is_censored = not has_answered or attempt.is_unsure
+            latency.record(secs, censored=is_censored, prompt_tokens=prompt_tokens)
 
     def sent(self, backend: Backend, attempt: Attempt, prompt_tokens: int | None) -> None:
         """Watch an attempt of a turn that is under way, until ``record`` or ``forget``.

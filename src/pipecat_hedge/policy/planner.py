@@ -28,7 +28,7 @@ from pipecat_hedge.policy.provider_latency import SILENT_SECS
 from pipecat_hedge.policy.routing import AskReplaced, Probing
 from pipecat_hedge.policy.slo import Slo
 from pipecat_hedge.policy.slo_hedge import Aim, AimedDelay, aim_at
-from pipecat_hedge.policy.slow_period import SETTLED, late_secs
+from pipecat_hedge.policy.slow_period import late_secs
 from pipecat_hedge.race.attempt import Attempt
 from pipecat_hedge.race.events import CommitOn, Launch, LaunchRule
 
@@ -259,14 +259,12 @@ def silent_secs(
         known: What is known of the provider.
         own_stall_secs: The provider's own stall time, which it may take in any case; None is never.
     """
-    rule, p98_secs = policy.rule, known.answers.p98
-    least = policy.silence_secs
-    if isinstance(rule, OnlyOnFailure):
-        least, p98_secs = policy.stall_secs, p98_secs * (known.answers.seen >= SETTLED)
+    rule = policy.rule
+    least = policy.stall_secs if isinstance(rule, OnlyOnFailure) else policy.silence_secs
     if least is None or own_stall_secs is None or math.inf in (least, own_stall_secs):
         return None
     own_secs = max(own_stall_secs, rule.seconds if isinstance(rule, AfterSilence) else 0.0)
-    secs = max(least, own_secs, p98_secs)
+    secs = max(least, own_secs, known.answers.p98)
     if known.may_hang:
         secs = min(max(SILENT_SECS, own_secs, known.answers.p90), secs)
     return secs if policy.deadline_secs is None else min(secs, policy.deadline_secs / 2)
@@ -322,7 +320,13 @@ def learn(
     """
     by_name = {backend.provider: backend for backend in backends}
     for attempt in attempts:
-        stats.count_silence(by_name[attempt.provider], attempt, prompt_tokens, lag_secs)
+        backend = by_name[attempt.provider]
+        is_silence = stats.count_silence(backend, attempt, prompt_tokens, lag_secs)
         if attempt.number not in listened_to:
-            backend = by_name[attempt.provider]
-            stats.record(backend, attempt, prompt_tokens, with_sentence=with_sentences)
+            stats.record(
+                backend,
+                attempt,
+                prompt_tokens,
+                with_sentence=with_sentences,
+                is_silence=is_silence,
+            )

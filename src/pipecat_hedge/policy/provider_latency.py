@@ -7,6 +7,7 @@ in a few classes. A class of which too little is known uses the model of all siz
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,13 @@ CLASS_BOUNDS = (2_000, 8_000, 32_000)
 """Prompt tokens at which a class begins."""
 CLASS_AT_LEAST = 64
 """Observations that a class needs to answer for itself."""
+MOST_HELD = 20
+"""How many silences are held back: a provider that answered none of so many is down."""
 OBSERVED = 3
 """How many losers of a provider without answers run on, to see whether it is slow or silent."""
 TRIAL_EVERY_SECS = 10.0
 """How often a provider that lost its place by its silence is tried beside another one."""
-SILENT_SECS, UNKNOWN_SILENT_SECS = 1.5, 1.0
+SILENT_SECS, UNKNOWN_SILENT_SECS = 1.5, 1.2
 """A shorter wait is no silence, however fast the provider usually is; the second until ``SETTLED``
 answers, before which no slow period is seen."""
 SENTENCE_PRIOR = SurvivalCurve.of(
@@ -65,6 +68,7 @@ class ProviderLatency:
         self._usual: dict[int, tuple[SurvivalCurve, float]] = {}
         self.slow_period = SlowPeriod()
         self.silences = self._observed = 0
+        self._held: deque[tuple[float, int | None]] = deque(maxlen=MOST_HELD)
         self._trial_at = float("-inf")
         self.totals: npt.NDArray[np.int64] | None = None
 
@@ -163,9 +167,19 @@ class ProviderLatency:
         least = SILENT_SECS if answers.seen >= SETTLED else UNKNOWN_SILENT_SECS
         return waited_secs >= max(answers.p90, least)
 
-    def count_silence(self, waited_secs: float, prompt_tokens: int | None) -> None:
-        """Count a wait without any sign of an answer if it is a silence."""
-        self.silences += self.is_silence(waited_secs, prompt_tokens)
+    def hold(self, secs: float, prompt_tokens: int | None) -> None:
+        """Take a silence, which counts as a long wait once the provider answers again.
+
+        Until then it would only delay the hedges of the next turns.
+        """
+        self._held.append((secs, prompt_tokens))
+
+    def end_silence(self) -> None:
+        """Learn that the provider answers."""
+        self.silences = 0
+        while self._held:
+            secs, prompt_tokens = self._held.popleft()
+            self.record(secs, censored=True, prompt_tokens=prompt_tokens)
 
     def begin_trial(self, now: float | None) -> bool:
         """Whether a trial is due, which then begins."""

@@ -101,12 +101,12 @@ class ProviderStats(LatencyRegistry):
 
     def is_slow(self, key: str, others: Collection[str], attempt: Attempt, now: float) -> bool:
         """Whether a provider answers other requests, or no other provider answers in time."""
-        half_secs = (attempt.slot.silent_secs or 0.0) / 2
+        half_secs, since = (attempt.slot.silent_secs or 0.0) / 2, attempt.launched_at
         # A queue answers earlier requests first, and a provider that hangs still ends some answers,
         # but hardly in the second half of the silence.
-        if self.health.answered_since(key) > attempt.launched_at:
+        if self.health.answered_since(key) > since:
             return True
-        if self.health.last_token_at(key) > now - half_secs:
+        if self.health.last_token_at(key) > max(now - half_secs, since):
             return True
         secs = [self.health.last_ttft_secs(other) for other in others]
         return bool(secs) and min(secs) > half_secs
