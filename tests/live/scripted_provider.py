@@ -318,8 +318,11 @@ class Call:
 
     def __repr__(self) -> str:
         waits = ", ".join("lost" if secs is None else f"{secs:.2f}" for secs in self.waits)
+        ends = ", ".join(
+            "open" if turn.ended_secs is None else f"{turn.ended_secs:.2f}" for turn in self.turns
+        )
         asked = " ".join(self.asked(turn + 1) or "-" for turn in range(len(self.turns)))
-        return f"waits {waits} s; asked {asked}"
+        return f"waits {waits} s; ends {ends} s; asked {asked}"
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.live, pytest.mark.realtime, pytest.mark.timeout(90)]
 
 WIRES = ["openai", "anthropic"]
 STALL_SECS = 0.7
-SLACK_SECS = 1.0
+SLACK_SECS = 2.0
 FALLBACK = "Sorry, say that again?"
 WHOLE = "We are open till nine."
 POLICIES: dict[str, tuple[str, Callable[..., HedgePolicy]]] = {

@@ -22,7 +22,9 @@ pytestmark = [pytest.mark.live, pytest.mark.realtime, pytest.mark.timeout(180)]
 WIRES = ["openai", "anthropic"]
 GUARD_SECS, SOON_SECS, SECOND_SECS = 3.0, 1.5, 0.3
 """The guard; the guard after a silence; the second provider's time."""
-SLACK_SECS = 0.5
+SLACK_SECS = 0.7
+NOISE_SECS = 0.3
+"""How far two equal waits may be apart on a busy machine."""
 KEEPS_ALIVE = Reply("keeps alive")
 POLICIES: dict[str, Callable[..., HedgePolicy]] = {
     "default": HedgePolicy.adaptive,
@@ -43,7 +45,7 @@ def pair(wire: str, first: Reply) -> tuple[ScriptedProvider, ScriptedProvider]:
 def expect_never_longer(call: Call, since: int) -> None:
     waits = [9.0 if secs is None else secs for secs in call.waits[since:]]
     call.expect(
-        all(after <= before + SLACK_SECS for before, after in pairwise(waits)),
+        all(after <= before + NOISE_SECS for before, after in pairwise(waits)),
         "no silence is waited for longer than the one before",
     )
 
@@ -54,8 +56,10 @@ def expect_first(call: Call, name: str, turns: range) -> None:
 
 
 def guards(call: Call, turns: range) -> None:
-    """After the call: in these turns the guard asked the second provider."""
+    """After the call: where the first provider was asked first, the guard asked the second."""
     for turn in turns:
+        if call.asked(turn)[:1] != "a":
+            continue
         reasons = [a.launch_reason for a in call.reports[turn - 1].attempts]
         call.expect(reasons == ["primary", "silence"], f"turn {turn}: launched for {reasons}")
 
@@ -132,20 +136,20 @@ def option(wire: str, silence_secs: float | None) -> Case:
     options: Any = {"silence_secs": silence_secs}
 
     async def steps(call: Call) -> None:
-        turn = await call.ask(limit_secs=5.0)
+        turn = await call.ask(limit_secs=6.0)
         if silence_secs is None:
             call.expect(call.asked(1) == "a", "without a guard nobody else is asked")
         else:
             most_secs = silence_secs + SECOND_SECS + SLACK_SECS
             call.expect(turn.waited(most_secs), f"within {most_secs} s")
-            call.expect((turn.wait_secs or 0) >= silence_secs, "and not sooner than it says")
+            call.expect((turn.wait_secs or 0) >= silence_secs, f"not before {silence_secs} s")
 
     policy = HedgePolicy.adaptive(0, stall_secs=None, **options)
     return Case(f"{wire}, silence_secs={silence_secs}", steps, providers, policy)
 
 
 async def test_silence_secs_sets_the_guard() -> None:
-    await together(*(option(wire, secs) for wire in WIRES for secs in (0.8, None)))
+    await together(*(option(wire, secs) for wire in WIRES for secs in (4.0, None)))
 
 
 # ---- slow, thinking, well again: each lasts half a minute or more, so all at a time
