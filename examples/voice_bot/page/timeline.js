@@ -21,6 +21,7 @@ const ENDINGS = {
 const REASONS = {
   hedge: "hedge",
   failure: "after the failure",
+  silence: "after the silence",
   stall: "after the stall",
 };
 

@@ -97,7 +97,7 @@ class AttemptReport:
         provider: The provider's name.
         model: The model's name at the provider; None if the service has none.
         launched_secs: When it was launched, from the turn's start.
-        launch_reason: ``primary``, ``hedge``, ``failure`` or ``stall``.
+        launch_reason: ``primary``, ``hedge``, ``failure``, ``silence`` or ``stall``.
         ttft_secs: From its launch to its first usable token; None if none came. For an attempt
             that was cancelled before, the true value exceeds ``ended_secs - launched_secs``.
         ended_secs: When its request ended, from the turn's start.
@@ -177,8 +177,9 @@ class TurnReport:
         prompt_tokens: An estimate of the prompt's size, which selects the latency statistics.
         hedge_reason: The policy's last reason for or against another attempt; None if it was not
             consulted.
-        routing_reason: Why the order was not the given one: the policy's ``route``, or the first
-            provider had become slow; None otherwise.
+        routing_reason: Why the order was not the given one: the policy's ``route``, or what put
+            the first provider back (it turned slow or silent, rejected a request, its breaker is
+            open, its server is down); None otherwise.
         route_score: What the policy's ``route`` depended on, such as the turn's complexity from 0
             to 1; None without one.
         prior_weight: The share of the first provider's latency estimate that comes from the

@@ -404,7 +404,7 @@ def _hedging(turns: Sequence[LoggedTurn], answer: Answer | None) -> Hedging:
     counted = Hedging(
         len(hedges),
         sum(a.outcome == "won" for a in hedges),
-        sum(a.launch_reason in ("failure", "stall") for a in sent),
+        sum(a.launch_reason in ("failure", "silence", "stall") for a in sent),
         len(sent) / with_requests - 1 if with_requests else 0.0,
         _usd([a for a in sent if a.outcome == "superseded"]),
     )

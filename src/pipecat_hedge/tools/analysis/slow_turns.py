@@ -165,6 +165,7 @@ def _explained(
 _REASONS = {
     "hedge": "hedge to ",
     "failure": "replacement ",
+    "silence": "after a silence ",
     "stall": "continuation by ",
     "primary": "",
 }

@@ -26,7 +26,12 @@ _STYLES = {
     "interrupted": "yellow",
     "failed": "red",
 }
-_REASONS = {"hedge": "hedge", "failure": "replacement", "stall": "after a stall"}
+_REASONS = {
+    "hedge": "hedge",
+    "failure": "replacement",
+    "silence": "after a silence",
+    "stall": "after a stall",
+}
 
 
 def screen(fleet: Fleet, width: int, height: int, now: float) -> RenderableType:
@@ -46,7 +51,7 @@ def screen(fleet: Fleet, width: int, height: int, now: float) -> RenderableType:
         if table.row_count:
             parts += [Text(), table]
             rows += table.row_count + 2
-    extra = sum(a.launch_reason in ("hedge", "stall") for turn in recent for a in turn.attempts)
+    extra = sum(a.launch_reason == "hedge" for turn in recent for a in turn.attempts)
     spent = f", {extra / len(recent):.0%} spent in 5 min" if recent else ""
     for budget in fleet.budgets():
         state = "debt" if budget.balance < 0 else "credit"
