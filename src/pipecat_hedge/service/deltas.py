@@ -29,6 +29,10 @@ _ENDED = {
     b"response.": re.compile(rb'"type"\s*:\s*"response\.(?:completed|incomplete)"'),
 }
 """The patterns of a complete answer, by a part that is quick to find."""
+_AT_LIMIT = re.compile(
+    rb'"(?:finish_reason|stop_reason|finishReason|reason)"\s*:\s*'
+    rb'"(?:length|max_tokens|MAX_TOKENS|max_output_tokens)"'
+)
 
 
 class DeltaReader:
@@ -38,7 +42,15 @@ class DeltaReader:
     the bytes are kept and parsed on demand.
     """
 
-    __slots__ = ("_delta_at", "_has_ended", "_kept", "_kept_bytes", "_knows_format", "_rest")
+    __slots__ = (
+        "_delta_at",
+        "_has_ended",
+        "_kept",
+        "_kept_bytes",
+        "_knows_format",
+        "_reached_limit",
+        "_rest",
+    )
 
     def __init__(self) -> None:
         """Start at the beginning of a response's body."""
@@ -46,7 +58,7 @@ class DeltaReader:
         self._kept_bytes = 0
         self._rest = bytearray()
         self._delta_at: float | None = None
-        self._knows_format = self._has_ended = False
+        self._knows_format = self._has_ended = self._reached_limit = False
 
     @property
     def delta_at(self) -> float | None:
@@ -69,6 +81,12 @@ class DeltaReader:
         self._read()
         return self._has_ended
 
+    @property
+    def reached_limit(self) -> bool:
+        """Whether the stream says that the answer was cut at its limit of tokens."""
+        self._read()
+        return self._reached_limit
+
     def feed(self, chunk: bytes, now: float) -> None:
         """Add the next part of the body, as received at ``now``, in seconds."""
         self._kept.append((chunk, now))
@@ -90,6 +108,7 @@ class DeltaReader:
         lines = b"".join(part for part, _ in parts)
         self._knows_format = self._knows_format or _KNOWN.search(lines) is not None
         self._has_ended = self._has_ended or _has_end(lines)
+        self._reached_limit = self._reached_limit or _AT_LIMIT.search(lines) is not None
         self._delta_at = next(
             (at for part, at in reversed(parts) if _has_delta(part)), self._delta_at
         )
