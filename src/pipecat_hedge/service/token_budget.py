@@ -39,8 +39,8 @@ class TokenBudget:
 
     Parameters:
         prompt: Of the conversation, without the system instruction and tools; estimated from its
-            length. The oldest turns are left out of the requests, but not Pipecat's summary and this
-            turn's documents, and stay in the context. None is unlimited.
+            length. The oldest turns are left out of the requests, but not Pipecat's summary and
+            this turn's documents, and stay in the context. None is unlimited.
         answer: Of the answer, reasoning included. An answer that reaches it ends with its last
             whole sentence. None leaves each service's own limit.
 
