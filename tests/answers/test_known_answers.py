@@ -16,6 +16,7 @@ from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
 from pipecat.adapters.llm.schemas.tools_schema import AdapterType, ToolsSchema
 from pipecat.frames.frames import (
     EagerEndOfTurnCancelFrame,
+    Frame,
     LLMContextFrame,
     UserStartedSpeakingFrame,
     UserStoppedSpeakingFrame,
@@ -268,6 +269,23 @@ async def test_shadow_mode_only_writes_down(tmp_path: Path) -> None:
     (record,) = map(json.loads, log.read_text().splitlines())
     assert record["answers"] == {"said": "Hello, caller.", "faq": "We open at noon. Do come."}
     assert (record["question"], record["similarity"]) == ("When are you opening?", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("end", "was_said"), [(UserStoppedSpeakingFrame, True), (EagerEndOfTurnCancelFrame, False)]
+)
+async def test_answer_that_was_not_said_is_not_written_down(
+    tmp_path: Path, end: type[Frame], was_said: bool
+) -> None:
+    log = tmp_path / "shadow.jsonl"
+    faq = FaqAnswers(ENTRIES, shadow=True, shadow_log=log)
+    async with Line(racing(member(), answers=[faq])) as line:
+        question = LLMContextFrame(said("When are you opening?"), speculation=True)
+        await line.send(UserStartedSpeakingFrame(), question)
+        await asyncio.sleep(1.0)
+        await line.send(end())
+        await line.report()
+    assert log.exists() is was_said
 
 
 class Broken:

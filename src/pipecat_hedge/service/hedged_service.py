@@ -496,9 +496,9 @@ class HedgedLLMService(LLMService):
                     await self._learn(turn.errors)
             finally:
                 filler = self._filler()
-                if question is not None and (answer := turn.whole_answer):
+                if question is not None and turn.whole_answer:
                     name = f"{self.name} keeps an answer"
-                    self._late_reports.start(self._keep(question, answer), name=name)
+                    self._late_reports.start(self._keep(question, turn), name=name)
                 if not turn.is_complete:
                     name = f"{self.name} reports a turn"
                     self._late_reports.start(self._report_when_complete(turn, filler), name=name)
@@ -557,7 +557,10 @@ class HedgedLLMService(LLMService):
 
         self._late_reports.start(publish(), name=f"{self.name} reports a turn")
 
-    async def _keep(self, question: Question, answer: str) -> None:
+    async def _keep(self, question: Question, turn: Turn) -> None:
+        await turn.wait_until_complete()
+        if (answer := turn.whole_answer) is None:  # the caller spoke on
+            return
         for source in self._answers:
             try:
                 await source.learn(question, answer)
