@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import threading
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -202,11 +203,22 @@ def test_callers_of_businesses_get_their_answers() -> None:
 def test_entries_that_cannot_be_told_apart_are_left_to_the_model() -> None:
     entries = {"Yes.": "Can I volunteer?", "Six.": "Do you have volunteers?"}
     club = Faq([FaqEntry(questions=[asked], answer=says) for says, asked in entries.items()])
-    assert {found(club, asked) for asked in entries.values()} == {None}
+    assert {found(club, asked) for asked in ("May I volunteer?", "Are there volunteers?")} == {None}
     today = [
         FaqEntry(questions=["When do you open?"], answer=says) for says in ("At ten.", "Noon.")
     ]
     assert found(Faq(today), "When are you opening?") == "At ten."
+
+
+@pytest.mark.parametrize("embed", [None, lambda texts: [[0.1, 0.2, 0.3]] * len(texts)])
+def test_curated_question_finds_itself(embed: Any) -> None:
+    """Also one that does not stand alone, is alike to another entry's, or is long."""
+    asked = ["How much is it?", "Can I volunteer?", "Do you have volunteers?", "Where? " * 60]
+    faq = Faq([FaqEntry(questions=[each], answer=each) for each in asked], embed=embed)
+    for each in asked:
+        assert found(faq, each, 1.0) == each
+        assert found(faq, each.lower().replace("?", ""), 1.0) == each
+    assert found(faq, "How much was it?") is None
 
 
 def test_restaurant_of_a_hotel_is_not_the_hotel() -> None:
@@ -262,7 +274,19 @@ async def test_embeddings_decide_above_the_threshold() -> None:
     assert match.similarity == pytest.approx(0.95, abs=1e-3)
     assert await faq.match("When are you opening?", 0.96, TODAY) is None
     with pytest.raises(ConfigurationError, match="embed must return a vector for each text"):
-        await Faq(entries, embed=lambda texts: [[1.0]] * 3).match("When do you open?", 0, TODAY)
+        await Faq(entries, embed=lambda texts: [[1.0]] * 3).match("When do you open up?", 0, TODAY)
+
+
+async def test_function_that_embeds_runs_in_a_thread() -> None:
+    threads: list[int] = []
+
+    def embed(texts: Sequence[str]) -> list[list[float]]:
+        threads.append(threading.get_ident())
+        return all_alike(texts)
+
+    assert await faq(embed=embed).match("When are you opening?", 0.9, TODAY) is not None
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,28 @@ async def test_retrievers_are_hedged_like_providers() -> None:
     assert (first.live, second.live) == (0, 0)
 
 
+class Clinging(Library):
+    """Takes a second to be cancelled."""
+
+    async def retrieve(self, query: str) -> Sequence[Document]:
+        try:
+            return await super().retrieve(query)
+        except asyncio.CancelledError:
+            await asyncio.sleep(1.0)
+            raise
+
+
+@pytest.mark.parametrize(("others", "waited"), [([], 0.25), ([Library(0.05)], 0.15)])
+async def test_retriever_that_is_slow_to_cancel_costs_the_deadline_at_most(
+    others: list[Retriever], waited: float
+) -> None:
+    """And nothing where another one has found the documents."""
+    turn = spoken("when do", "when do you", "when do they open", final="When do you open?")
+    (prompt,), (report,) = await call([Clinging(NEVER), *others], *turn)
+    assert report.waited_secs == pytest.approx(waited)
+    assert (report.documents, bool(documents(prompt))) == (len(others), bool(others))
+
+
 @pytest.mark.parametrize(
     ("secs", "outcomes"),
     [

@@ -172,6 +172,22 @@ def test_arguments_of_calls_are_read(events: list[bytes], calls: list[str]) -> N
     assert reader.calls == calls
 
 
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (b'data: {"choices":[{"delta":{},"finish_reason":"length"}]}\n\n', True),
+        (b'data: {"type":"message_delta","delta":{"stop_reason":"max_tokens"}}\n\n', True),
+        (b'data: {"candidates":[{"finishReason": "MAX_TOKENS"}]}\n\n', True),
+        (response("incomplete", incomplete_details={"reason": "max_output_tokens"}), True),
+        (b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n', False),
+    ],
+)
+def test_answer_cut_at_its_limit_is_detected(end: bytes, expected: bool) -> None:
+    reader = DeltaReader()
+    reader.feed(chat(content='He wrote "finish_reason": "length".') + end, 1.0)
+    assert reader.reached_limit is expected
+
+
 def test_unknown_format_is_detected() -> None:
     reader = DeltaReader()
     reader.feed(b'data: {"candidates":[{"content":{"parts":[{"text":"Hi"}]}}]}\n\n', 1.0)

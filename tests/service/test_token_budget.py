@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pipecat.metrics.metrics import LLMTokenUsage
 from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
 from pipecat.services.anthropic.llm import AnthropicLLMService
 from pipecat.services.openai.llm import OpenAILLMService
 
@@ -70,6 +71,21 @@ def test_cut_stays_for_many_turns(messages: Messages, most: int) -> None:
     cuts = [id(trimmed(messages[: end + 1], most)[1]) for end in ends]
     moves = sum(before != after for before, after in pairwise(cuts))
     assert moves <= size(messages) / (STEP * most) + 1
+
+
+async def test_older_talk_goes_before_documents_and_summary() -> None:
+    """As Pipecat and ``RetrievalProcessor`` put them into the context."""
+    talk = [message("user", 90), message("assistant", 90)] * 3
+    pair = LLMContextAggregatorPair(context := LLMContext([SYSTEM, *talk]))
+    summarizer = pair.assistant()._summarizer
+    assert summarizer is not None
+    await summarizer._apply_summary("They ask for a table.", 2)
+    documents, asks = message("developer", 200), message("user", 20)
+    messages = [*context.messages, documents, asks, CALL, RESULT]
+    assert [m["role"] for m in messages[:3]] == ["system", "user", "user"]
+    kept = trimmed(messages, 400)
+    assert kept == [*messages[:2], *messages[-4:]]
+    assert trimmed(messages, 100) == kept
 
 
 def test_no_budget_changes_nothing() -> None:

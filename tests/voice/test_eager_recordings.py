@@ -67,9 +67,9 @@ async def hear(
     if retrieval_secs is not None:
         before.append(retrieval := RetrievalProcessor(Library(retrieval_secs)))
         if is_eager:
-            stop = EagerStopStrategy(is_ready=retrieval.is_ready_for)
+            stop = EagerStopStrategy(stop, is_ready=retrieval.is_ready_for)
     elif is_eager:
-        stop = EagerStopStrategy()
+        stop = EagerStopStrategy(stop)
     reports: list[TurnReport] = []
     llm = HedgedLLMService([make(ANSWER)], policy=HedgePolicy.fallback())
 

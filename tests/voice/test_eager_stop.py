@@ -9,13 +9,18 @@ import pytest
 from pipecat.frames.frames import (
     Frame,
     InterimTranscriptionFrame,
+    SpeechControlParamsFrame,
+    StartFrame,
     STTMetadataFrame,
     TranscriptionFrame,
     VADUserStartedSpeakingFrame,
     VADUserStoppedSpeakingFrame,
 )
 from pipecat.turns.user_stop import BaseUserTurnStopStrategy, SpeechTimeoutUserTurnStopStrategy
-from pipecat.turns.user_turn_strategies import UserTurnStrategies
+from pipecat.turns.user_turn_strategies import (
+    UserTurnStrategies,
+    default_user_turn_stop_strategies,
+)
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, TurnReport
 from pipecat_hedge.testing import Call, Say, ScriptedLLMService, Step, Wait
@@ -109,6 +114,25 @@ async def test_pauses_cost_three_speculations_at_most() -> None:
     events += [ON(), 0.4, interim(), 0.1, OFF(), 0.4, final()]
     _, reports, _, _ = await call(EagerStopStrategy(ends()), events, [*[MISSED] * 3, ANSWER])
     assert [report.outcome for report in reports] == [*["withdrawn"] * 3, "answered"]
+
+
+async def test_pipecats_turn_analyser_ends_turns_by_default() -> None:
+    """It states its parameters when the pipeline starts."""
+
+    async def stated(stop: BaseUserTurnStopStrategy) -> list[tuple[type[Frame], Any]]:
+        found: list[tuple[type[Frame], Any]] = []
+
+        async def on_broadcast(_: object, frame: type[Frame], **fields: Any) -> None:
+            found.append((frame, fields))
+
+        stop.add_event_handler("on_broadcast_frame", on_broadcast)
+        await stop.process_frame(StartFrame())
+        return found
+
+    usual = await stated(default_user_turn_stop_strategies()[0])
+    assert [frame for frame, _ in usual] == [SpeechControlParamsFrame]
+    assert await stated(EagerStopStrategy()) == usual
+    assert await stated(EagerStopStrategy(ends())) == []
 
 
 async def test_no_tool_runs_early() -> None:

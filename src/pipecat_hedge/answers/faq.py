@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import inspect
+import re
 import tomllib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ Embed: TypeAlias = Callable[[Sequence[str]], Vectors | Awaitable[Vectors]]
 
 MAX_CHARS = 300
 """No curated question is as long: such a text asks more than one answers."""
+_STOPS = re.compile(r"[?!]|[.,;:](?!\d)")
 
 
 class FaqEntry(BaseModel):
@@ -71,8 +74,8 @@ class Faq:
 
         Args:
             entries: A TOML file with ``[[entries]]`` and optional ``synonyms``, or the entries.
-            embed: Embeds texts: a function of a list that returns a vector for each, or a coroutine
-                function. None compares words.
+            embed: Embeds texts: a function of a list that returns a vector for each, called in a
+                thread, or a coroutine function. None compares words.
             synonyms: Groups of words that mean the same here.
 
         Raises:
@@ -92,14 +95,24 @@ class Faq:
             for entry in self._entries
             for question in entry.questions
         ]
-        self._vectors: np.ndarray | None = None
+        self._spelt = [_spelt(question) for _, question, _ in self._asked]
+        self._embedding: asyncio.Task[np.ndarray] | None = None
+
+    async def prepare(self) -> None:
+        """Embed the curated questions, once, even if whoever waits for it is cancelled."""
+        if self._embed is None:
+            return
+        if self._embedding is None or _has_failed(self._embedding):
+            questions = [question for _, question, _ in self._asked]
+            self._embedding = asyncio.create_task(self._embedded(questions))
+        await asyncio.shield(self._embedding)
 
     async def match(
         self, text: str, threshold: float, today: datetime.date, *, is_first: bool = False
     ) -> FaqMatch | None:
         """Return the valid entry that asks the same as a text; None if several do, equally alike.
 
-        Of entries with the very same question, the first counts.
+        An entry's own question always finds it; of entries with the same, the first.
 
         Args:
             text: The caller's question.
@@ -107,14 +120,20 @@ class Faq:
             today: Entries that are no longer valid do not count.
             is_first: Whether nothing was said before that it could refer to.
         """
+        valid = [
+            number
+            for number, (entry, _, _) in enumerate(self._asked)
+            if entry.valid_until is None or today <= entry.valid_until
+        ]
+        spelt = _spelt(text)
+        for number in valid:
+            if self._spelt[number] == spelt:
+                entry, question, _ = self._asked[number]
+                return FaqMatch(entry, question, 1.0)
         if len(text) > MAX_CHARS or not (is_first or self._vocabulary.stands_alone(text)):
             return None
         asked = self._vocabulary.meaning(text)
-        allowed = [
-            number
-            for number, (entry, _, known) in enumerate(self._asked)
-            if (entry.valid_until is None or today <= entry.valid_until) and asked.asks_like(known)
-        ]
+        allowed = [number for number in valid if asked.asks_like(self._asked[number][2])]
         if not allowed:
             return None
         alike = await self._similarities(text, allowed)
@@ -130,20 +149,30 @@ class Faq:
     async def _similarities(self, text: str, numbers: Sequence[int]) -> np.ndarray:
         if self._embed is None:
             return np.ones(len(numbers))
-        if self._vectors is None:
-            self._vectors = await self._embedded([question for _, question, _ in self._asked])
+        await self.prepare()
+        assert self._embedding is not None
         (vector,) = await self._embedded([text])
-        return self._vectors[list(numbers)] @ vector
+        return self._embedding.result()[list(numbers)] @ vector
 
     async def _embedded(self, texts: Sequence[str]) -> np.ndarray:
         assert self._embed is not None
-        found = self._embed(texts)
+        is_async = inspect.iscoroutinefunction(self._embed)
+        found = self._embed(texts) if is_async else await asyncio.to_thread(self._embed, texts)
         vectors = np.asarray(await found if inspect.isawaitable(found) else found, np.float64)
         if vectors.ndim != 2 or len(vectors) != len(texts):
             raise ConfigurationError(
                 f"embed must return a vector for each text, got an array of shape {vectors.shape}"
             )
         return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+
+
+def _has_failed(task: asyncio.Task[np.ndarray]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
+
+
+def _spelt(text: str) -> str:
+    """Return a text without what transcripts spell differently."""
+    return " ".join(_STOPS.sub(" ", text.casefold().replace("’", "'")).split())
 
 
 def _read(path: Path) -> tuple[list[FaqEntry], list[list[str]]]:

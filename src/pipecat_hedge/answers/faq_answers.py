@@ -17,7 +17,7 @@ __all__ = ["FaqAnswers"]
 
 
 class FaqAnswers:
-    """Curated answers to questions that stand alone; what is said first always does.
+    """Curated answers to English questions that stand alone; what is said first always does.
 
     In shadow mode it answers nothing. What it would have said is written beside what was said, to
     ``shadow_log``, for ``pipecat-hedge compare``.
@@ -45,7 +45,8 @@ class FaqAnswers:
             threshold: The least likeness of the embeddings of a question and an entry, from 0 to 1.
             shadow: Whether only to write down what it would have said.
             shadow_log: The file for that; it contains what callers and models said.
-            embed: Embeds texts; None compares words.
+            embed: Embeds texts, as for ``Faq``: the questions when a session starts, and what
+                callers say. None compares words.
             synonyms: Groups of words that mean the same here.
             with_tools: Whether to answer turns that offer tools, too.
             today: Returns the date.
@@ -58,6 +59,10 @@ class FaqAnswers:
         self._faq = Faq(entries, embed=embed, synonyms=synonyms)
         self._threshold, self._with_tools, self._today = threshold, with_tools, today
         self._shadow_log = LineLog("shadow_log", shadow_log if shadow else None)
+
+    async def prepare(self) -> None:
+        """Embed the curated questions; see ``KnownAnswers``."""
+        await self._faq.prepare()
 
     async def find(self, question: Question) -> str | None:
         """Return the answer of the entry that asks the same; see ``KnownAnswers``."""

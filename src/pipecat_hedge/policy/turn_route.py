@@ -82,10 +82,13 @@ REASONING = re.compile(
     re.IGNORECASE,
 )
 CORRECTION = re.compile(
-    r"^\W*(no\b(?!\W+thank)|nope\b|wrong\b|actually\b|i (?:meant|said)\b"
-    r"|that(?:'s| is) (?:not|wrong)\b|not (?:that|what))",
+    r"^\W*(?:(?:no|nope|actually)\b\W*)*(?:wrong\b|i (?:meant|said)\b"
+    r"|not (?:that(?! i\b)|what)\b"
+    r"|(?:that|this|it)(?:['’]?s| is| was)"
+    r"(?: wrong| incorrect|(?: not|n['’]?t) (?:it|right|correct|true|what|the|my))\b)",
     re.IGNORECASE,
 )
+"""How callers correct the bot. "No" may as well answer its question."""
 ASKING = re.compile(
     r"\?|\b(?:and|also) (?:what|when|where|who|how|do|does|is|are|can|could)\b", re.I
 )

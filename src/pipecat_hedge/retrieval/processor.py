@@ -160,14 +160,12 @@ class RetrievalProcessor(FrameProcessor):
             self._finals, self._interim, self._query, self._wanted = [], [], [], ()
             self._found, self._took_secs, self._retrievals, self._ready_for = (), None, 0, ()
         elif isinstance(frame, (EndFrame, CancelFrame)):
-            await self._drop_held()
-            await self._cancel()
+            await self._close()
         await self.push_frame(frame, direction)
 
     async def cleanup(self) -> None:
         """End the retrieval in progress."""
-        await self._drop_held()
-        await self._cancel()
+        await self._close()
         await super().cleanup()
 
     async def _follow(self, interim: str) -> None:
@@ -266,6 +264,11 @@ class RetrievalProcessor(FrameProcessor):
         await self.push_frame(
             LLMMessagesTransformFrame(lambda messages: [*_without(messages, before), *after])
         )
+
+    async def _close(self) -> None:
+        await self._drop_held()
+        await self._cancel()
+        await self._retriever.close()
 
     async def _cancel(self) -> None:
         task, self._retrieval = self._retrieval, None

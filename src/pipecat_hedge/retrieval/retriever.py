@@ -60,6 +60,7 @@ class RetrieverRace:
             )
         self._retrievers = retrievers
         self._policy = policy
+        self._closing = TaskScope()
 
     async def retrieve(self, query: str) -> Sequence[Document]:
         """Return the first answer.
@@ -81,9 +82,16 @@ class RetrieverRace:
 
         slots = [Slot(str(number)) for number in range(len(self._retrievers))]
         race = Race(slots, self._policy.rule, max_attempts=len(slots))  # pyright: ignore[reportArgumentType]
-        async with TaskScope() as scope:
-            driver = RaceDriver(race, scope, run, deliver, released)
+        scope = TaskScope()
+        driver = RaceDriver(race, scope, run, deliver, released)
+        try:
             await driver.run(asyncio.get_running_loop().time())
+        finally:  # nobody waits for a retriever that is slow to cancel
+            self._closing.start(scope.close(), name="closes retrievals")
         if driver.failure_command is not None:
             raise AllProvidersFailed(driver.failure_command.errors)
         return found[0]
+
+    async def close(self) -> None:
+        """Wait for cancelled retrievals, at most ``CLOSE_SECS``."""
+        await self._closing.join()

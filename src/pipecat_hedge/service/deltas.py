@@ -39,6 +39,10 @@ _CALL = re.compile(
     rb'|"type"\s*:\s*"(?:tool_use|function_call|response\.function_call_arguments)'
 )
 """What only the events of tool calls contain."""
+_AT_LIMIT = re.compile(
+    rb'"(?:finish_reason|stop_reason|finishReason|reason)"\s*:\s*'
+    rb'"(?:length|max_tokens|MAX_TOKENS|max_output_tokens)"'
+)
 
 
 class DeltaReader:
@@ -49,8 +53,8 @@ class DeltaReader:
     """
 
     __slots__ = (
-        *("_calls", "_delta_at", "_has_ended", "_kept", "_kept_bytes", "_knows_format", "_rest"),
-        "_was_aborted",
+        *("_calls", "_delta_at", "_has_ended", "_kept", "_kept_bytes", "_knows_format"),
+        *("_reached_limit", "_rest", "_was_aborted"),
     )
 
     def __init__(self) -> None:
@@ -59,7 +63,7 @@ class DeltaReader:
         self._kept_bytes = 0
         self._rest = bytearray()
         self._delta_at: float | None = None
-        self._knows_format = self._has_ended = self._was_aborted = False
+        self._knows_format = self._has_ended = self._was_aborted = self._reached_limit = False
         self._calls: dict[str, list[str]] = {}
 
     @property
@@ -98,6 +102,12 @@ class DeltaReader:
         self._read()
         return ["".join(parts) for parts in self._calls.values()]
 
+    @property
+    def reached_limit(self) -> bool:
+        """Whether the stream says that the answer was cut at its limit of tokens."""
+        self._read()
+        return self._reached_limit
+
     def feed(self, chunk: bytes, now: float) -> None:
         """Add the next part of the body, as received at ``now``, in seconds."""
         self._kept.append((chunk, now))
@@ -121,6 +131,7 @@ class DeltaReader:
         reasons = _reasons(lines)
         self._was_aborted = self._was_aborted or any(each in _ABORTED for each in reasons)
         self._has_ended = self._has_ended or bool(reasons) or _has_end(lines)
+        self._reached_limit = self._reached_limit or _AT_LIMIT.search(lines) is not None
         if _CALL.search(lines):
             for line in lines.splitlines():
                 if _CALL.search(line):

@@ -59,7 +59,12 @@ from pipecat_hedge.service.admission import Admission, AdmissionMode, admission_
 from pipecat_hedge.service.candidates import Candidates
 from pipecat_hedge.service.events import EventHub
 from pipecat_hedge.service.inference import Inference
-from pipecat_hedge.service.known_answers import KnownAnswers, Question
+from pipecat_hedge.service.known_answers import (
+    HeldAnswer,
+    KnownAnswers,
+    Question,
+    prepare,
+)
 from pipecat_hedge.service.metrics import HedgeMetricsData
 from pipecat_hedge.service.pipeline_search import context_of, find_output
 from pipecat_hedge.service.provider import Provider, as_providers
@@ -239,7 +244,7 @@ class HedgedLLMService(LLMService):
         self._late_reports = TaskScope()
         self._retractor = RetractText()
         self._turn: Turn | None = None
-        self._speculation: Turn | None = None
+        self._speculation: Turn | HeldAnswer | None = None
         self._filler: Callable[[], FillerReport | None] = lambda: None
         self._on_attempt_sent: Callable[[], None] = lambda: None
         self._register_event_handler("on_turn_report")
@@ -501,9 +506,9 @@ class HedgedLLMService(LLMService):
                     await self._learn(self._rejections, turn.errors, turn.answered)
             finally:
                 filler = self._filler()
-                if question is not None and (answer := turn.whole_answer):
+                if question is not None and turn.whole_answer:
                     name = f"{self.name} keeps an answer"
-                    self._late_reports.start(self._keep(question, answer), name=name)
+                    self._late_reports.start(self._keep(question, turn), name=name)
                 if not turn.is_complete:
                     name = f"{self.name} reports a turn"
                     self._late_reports.start(self._report_when_complete(turn, filler), name=name)
@@ -552,9 +557,20 @@ class HedgedLLMService(LLMService):
             tier=self.tier,
             known_answer=source,
         )
-        await self._publish(report)
+        if not self._speculation_gate.is_speculating:
+            await self._publish(report)
+            return
+        self._speculation = held = HeldAnswer()
 
-    async def _keep(self, question: Question, answer: str) -> None:
+        async def publish() -> None:
+            await self._publish(await held.report(report, began))
+
+        self._late_reports.start(publish(), name=f"{self.name} reports a turn")
+
+    async def _keep(self, question: Question, turn: Turn) -> None:
+        await turn.wait_until_complete()
+        if (answer := turn.whole_answer) is None:  # the caller spoke on
+            return
         for source in self._answers:
             try:
                 await source.learn(question, answer)
@@ -692,20 +708,21 @@ class HedgedLLMService(LLMService):
     async def warm_up(self, context: LLMContext | None = None) -> None:
         """Prepare the session's first turn.
 
-        Opens the connection to each provider, and has a vLLM process the beginning of the
-        conversation (system prompt and tools) at the lowest priority. Runs when the session starts,
-        with the context of the aggregator in front of this service; call it if that is filled
-        later. Returns when everything is done. A turn does not wait for it.
+        Opens the connection to each provider, has a vLLM process the beginning of the conversation
+        (system prompt and tools) at the lowest priority, and lets what knows answers prepare. Runs
+        when the session starts, with the context of the aggregator in front of this service; call
+        it if that is filled later. Returns when everything is done. A turn does not wait for it.
 
         Args:
             context: The conversation so far; None for that of the aggregator.
         """
-        await self._members.warm(
+        members = self._members.warm(
             context or context_of(self),
             self._admission_settings.tier,
             self._admission_settings.bounds,
             self._stats.loop_watch.refusal,
         )
+        await asyncio.gather(members, prepare(self._answers))
 
     # ---- after a turn
 

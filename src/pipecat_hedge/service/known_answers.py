@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from loguru import logger
+from pipecat.adapters.llm.schemas.tools_schema import ToolsSchema
 from pipecat.processors.aggregators.llm_context import LLMContext, LLMSpecificMessage
 from pipecat.services.llm_service import LLMService
+from pipecat.utils.types import NotGiven
 
-__all__ = ["KnownAnswers", "Question"]
+from pipecat_hedge.race.reports import TurnReport
+from pipecat_hedge.service.provider_client import base_url
+
+__all__ = ["HeldAnswer", "KnownAnswers", "Question", "prepare"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +48,9 @@ class Question:
         asked = [m.message if isinstance(m, LLMSpecificMessage) else m for m in messages]
         settings = sorted(json.dumps(_settings(each), default=str) for each in members)
         whole = json.dumps(
-            [asked, context.tools, context.tool_choice, settings], default=_plain, sort_keys=True
+            [asked, _offered(context.tools), context.tool_choice, settings],
+            default=_plain,
+            sort_keys=True,
         )
         text = content if is_callers and isinstance(content, str) else ""
         before = [m.get("role") if isinstance(m, Mapping) else None for m in asked[:-1]]
@@ -51,7 +61,7 @@ class Question:
 
 @runtime_checkable
 class KnownAnswers(Protocol):
-    """Knows answers."""
+    """Knows answers. Its ``prepare()``, if it has one, is awaited before the first turn."""
 
     name: str
     """Its name in reports."""
@@ -65,8 +75,56 @@ class KnownAnswers(Protocol):
         ...
 
 
+async def prepare(answers: Iterable[KnownAnswers]) -> None:
+    """Have those that can prepare for the first turn; one that fails costs no session."""
+    for source in answers:
+        try:
+            if (ready := getattr(source, "prepare", None)) is not None:
+                await ready()
+        except Exception as error:
+            logger.warning(f"{source.name} answers are not prepared: {type(error).__name__}")
+
+
+class HeldAnswer:
+    """An answer to a turn of which is not known yet whether it has ended.
+
+    Owns the time of the turn's end: None if the caller spoke on.
+    """
+
+    def __init__(self) -> None:
+        """Begin to wait."""
+        self._loop = asyncio.get_running_loop()
+        self._confirmed_at: asyncio.Future[float | None] = self._loop.create_future()
+
+    def settle(self, *, is_confirmed: bool) -> None:
+        """Report whether the turn has ended; see ``Turn.settle``."""
+        if not self._confirmed_at.done():
+            self._confirmed_at.set_result(self._loop.time() if is_confirmed else None)
+
+    async def report(self, report: TurnReport, began: float) -> TurnReport:
+        """Return the turn's report, once that is known.
+
+        Args:
+            report: The report of a turn that has ended.
+            began: When the turn began, in the loop's time.
+        """
+        at = await self._confirmed_at
+        if at is None:
+            return dataclasses.replace(report, outcome="withdrawn", known_answer=None)
+        return dataclasses.replace(report, confirmed_secs=at - began)
+
+
 def _settings(service: LLMService[Any]) -> list[Any]:
-    return [type(service).__name__, sorted(service.settings.given_fields().items())]
+    fields = sorted(service.settings.given_fields().items())
+    return [type(service).__name__, base_url(service), fields]
+
+
+def _offered(tools: ToolsSchema | NotGiven) -> Any:
+    """What the model is told of the tools; their handlers are another object in each session."""
+    if not isinstance(tools, ToolsSchema):
+        return None
+    custom = {kind.value: each for kind, each in (tools.custom_tools or {}).items()}
+    return [[tool.to_default_dict() for tool in tools.standard_tools], custom]
 
 
 def _plain(value: Any) -> Any:

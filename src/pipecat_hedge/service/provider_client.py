@@ -29,6 +29,7 @@ __all__ = [
     "AcquirePermit",
     "SupportsPromptWarmUp",
     "attempt_error",
+    "base_url",
     "capture_rate_limits",
     "close_idle_connections",
     "exception_error",
@@ -338,6 +339,13 @@ def http_client(service: LLMService[Any]) -> Any:
     client = google_client or getattr(sdk, "_client", None)
     is_httpx = "AsyncClient" in {kind.__name__ for kind in type(client).__mro__}
     return client if is_httpx else None
+
+
+def base_url(service: LLMService[Any]) -> str:
+    """The address of a service's API; empty if its SDK is not OpenAI's, Anthropic's or Google's."""
+    sdk = getattr(service, "_client", None)
+    google_options = getattr(getattr(sdk, "_api_client", None), "_http_options", None)
+    return str(getattr(google_options or sdk, "base_url", None) or "")
 
 
 def keepalive_expiry(client: Any) -> float | None:

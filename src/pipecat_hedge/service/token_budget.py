@@ -15,6 +15,7 @@ from typing import Any
 from pipecat.processors.aggregators.llm_context import LLMContextMessage, LLMSpecificMessage
 from pipecat.services.llm_service import LLMService
 from pipecat.services.settings import LLMSettings
+from pipecat.utils.context.llm_context_summarization import LLMContextSummaryConfig
 
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.reports import TIERS, Tier
@@ -24,6 +25,9 @@ __all__ = ["TokenBudget", "answer_limit", "budget_of", "trimmed"]
 
 STEP = 0.25
 """The share of the budget that is cut at once. A larger step forgets more than is needed."""
+_INSTRUCTIONS = ("system", "developer")
+_SUMMARY = LLMContextSummaryConfig().summary_message_template.partition("{")[0]
+"""How Pipecat's summary of older talk begins, unless it has a template of the user's own."""
 _OPENAI = ("pipecat.services.openai", "pipecat.services.azure")
 _OPENAI_NAME = "max_completion_tokens"
 """OpenAI's reasoning models require it; compatible servers know ``max_tokens``."""
@@ -35,8 +39,8 @@ class TokenBudget:
 
     Parameters:
         prompt: Of the conversation, without the system instruction and tools; estimated from its
-            length. The oldest turns are left out of the requests, and stay in the context. None is
-            unlimited.
+            length. The oldest turns are left out of the requests, but not Pipecat's summary and
+            this turn's documents, and stay in the context. None is unlimited.
         answer: Of the answer, reasoning included. An answer that reaches it ends with its last
             whole sentence. None leaves each service's own limit.
 
@@ -81,8 +85,9 @@ def budget_of(budget: TokenBudget | Mapping[Tier, TokenBudget] | None, tier: Tie
 def trimmed(messages: Sequence[LLMContextMessage], most: int | None) -> list[LLMContextMessage]:
     """Return the messages without the oldest turns, if they exceed a budget.
 
-    Instructions at the beginning and the last turn stay. A turn is left out whole, from the
-    caller's message to the one before the next, so that every tool call keeps its result.
+    Instructions at the beginning, Pipecat's summary behind them and the last turn stay. A turn is
+    left out whole, so that every tool call keeps its result. It begins with the caller's message,
+    or with the instructions just before it, such as the documents for it.
 
     Args:
         messages: The conversation.
@@ -92,8 +97,15 @@ def trimmed(messages: Sequence[LLMContextMessage], most: int | None) -> list[LLM
     if most is None or sum(tokens) <= most:
         return list(messages)
     roles = [_role(message) for message in messages]
-    head = next((n for n, role in enumerate(roles) if role not in ("system", "developer")), 0)
-    turns = [n for n, role in enumerate(roles) if n >= head and role == "user"]
+    head = next((n for n, role in enumerate(roles) if role not in _INSTRUCTIONS), len(messages))
+    head += head < len(messages) and _is_summary(messages[head])
+    turns = set[int]()
+    for number in range(head, len(messages)):
+        if roles[number] == "user":
+            begins = number
+            while begins > head and roles[begins - 1] in _INSTRUCTIONS:
+                begins -= 1
+            turns.add(begins)
     step, excess = max(int(STEP * most), 1), sum(tokens) - most
     at_least = -(-excess // step) * step  # what is cut, rounded up to the grid
     before, cut = 0, head
@@ -103,7 +115,7 @@ def trimmed(messages: Sequence[LLMContextMessage], most: int | None) -> list[LLM
             break
         before += tokens[number]
     else:
-        cut = turns[-1] if turns else head
+        cut = max(turns, default=head)
     return [*messages[:head], *messages[cut:]]
 
 
@@ -123,6 +135,11 @@ def answer_limit(service: LLMService[Any], tokens: int) -> LLMSettings:
     default = _OPENAI_NAME if type(service).__module__.startswith(_OPENAI) else "max_tokens"
     name, value = next(iter(own.items()), (default, tokens))
     return type(settings)(**{name: min(value, tokens)})
+
+
+def _is_summary(message: LLMContextMessage) -> bool:
+    content: Any = message.get("content") if isinstance(message, Mapping) else None
+    return isinstance(content, str) and content.startswith(_SUMMARY)
 
 
 def _role(message: LLMContextMessage) -> str:

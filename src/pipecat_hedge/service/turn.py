@@ -196,9 +196,13 @@ class Turn:
 
     @property
     def whole_answer(self) -> str | None:
-        """The answer, if it is whole, of text alone, and not void."""
-        is_whole = self.failure is None and not (
-            self._was_interrupted or self._was_withdrawn or self._tools or self._is_cut_short
+        """The answer, if it is whole, one provider's, of text alone, and not void."""
+        is_whole = (
+            self.failure is None
+            and len(self._released) == 1
+            and not (
+                self._was_interrupted or self._was_withdrawn or self._tools or self._reached_limit
+            )
         )
         return self._buffer.said if is_whole and self.has_answered else None
 
@@ -357,12 +361,17 @@ class Turn:
     @property
     def _is_cut_short(self) -> bool:
         """Whether the answer has reached its limit and has a whole sentence to end with."""
-        usage = self.winner_usage
-        return (
-            self._most_tokens is not None
-            and usage is not None
-            and usage.completion_tokens >= self._most_tokens
-            and self._buffer.has_sentence
+        is_limited = self._most_tokens is not None
+        return is_limited and self._reached_limit and self._buffer.has_sentence
+
+    @property
+    def _reached_limit(self) -> bool:
+        """Whether the answer was cut at a limit: by its stream, or else by its count of tokens."""
+        if (winner := self._runner.winner) is None:
+            return False
+        stats, most = winner.stats, self._most_tokens
+        return stats.stages.deltas.reached_limit or (
+            most is not None and stats.usage is not None and stats.usage.completion_tokens >= most
         )
 
     async def _deliver(self, piece: Piece, at: float) -> None:

@@ -29,9 +29,9 @@ from pipecat.turns.user_stop import (
     BaseUserTurnStopStrategy,
     EagerMatchPolicy,
     NormalizedMatch,
-    SpeechTimeoutUserTurnStopStrategy,
     UserTurnStoppedParams,
 )
+from pipecat.turns.user_turn_strategies import default_user_turn_stop_strategies
 
 __all__ = ["EagerStopStrategy"]
 
@@ -70,7 +70,8 @@ class EagerStopStrategy(BaseUserTurnStopStrategy):
         """Wrap the strategy that ends turns.
 
         Args:
-            inner: Decides when a turn has ended. Defaults to ``SpeechTimeoutUserTurnStopStrategy``.
+            inner: Decides when a turn has ended. Defaults to Pipecat's default, which analyses the
+                caller's voice.
             match_policy: Whether the final transcript says the same as the one that was answered.
                 Defaults to ``NormalizedMatch``, which ignores case and punctuation.
             is_ready: Whether a transcript can be answered, such as the ``is_ready_for`` of a
@@ -78,7 +79,7 @@ class EagerStopStrategy(BaseUserTurnStopStrategy):
             **kwargs: Further arguments of ``BaseUserTurnStopStrategy``.
         """
         super().__init__(**kwargs)
-        self._inner = inner or SpeechTimeoutUserTurnStopStrategy()
+        self._inner = inner or default_user_turn_stop_strategies()[0]
         self._match_policy = match_policy or NormalizedMatch()
         self._is_ready = is_ready
         self._finals: list[str] = []
