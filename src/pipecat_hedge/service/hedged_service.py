@@ -154,7 +154,7 @@ class HedgedLLMService(LLMService):
                 ``pipecat-hedge whatif`` and ``report``. It contains times and counts, the policy's
                 settings and a random ``session`` per service, and no text of the conversation.
             drained_log: A file to which every ``DrainedAnswer`` is appended as a line of JSON. It
-                contains the models' answers.
+                contains the callers' questions and the models' answers.
             warm: Whether to prepare the first turn when the session starts (see ``warm_up``), to
                 keep connections open between turns, and to have Anthropic cache the prompt.
             tier: The priority of this service's turns if there is not room for all: ``premium``,
