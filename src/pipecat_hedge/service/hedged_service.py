@@ -213,7 +213,8 @@ class HedgedLLMService(LLMService):
         self._members = ProviderPool(providers, self._stats.health)
         self._admission_settings = admitted
         self._tracer = tracer
-        self._holds_stats = self._advertising = False
+        self._runs_on: asyncio.AbstractEventLoop | None = None
+        self._advertising = False
         self._warms = warm
         self._warming = TaskScope()
         self._is_prepared = self._has_begun = False
@@ -333,17 +334,17 @@ class HedgedLLMService(LLMService):
 
     @property
     def is_running(self) -> bool:
-        """Whether its pipeline has been set up and not cleaned up."""
-        return self._holds_stats
+        """Whether its pipeline has been set up and not cleaned up, and its loop is not closed."""
+        return self._runs_on is not None and not self._runs_on.is_closed()
 
     async def setup(self, setup: FrameProcessorSetup) -> None:
         """Set up this service and its members."""
         await super().setup(setup)
         hosted = [service for provider in self.providers for service in provider.services]
         await self._members.setup(self._tracer.setup(setup, hosted))
-        if not self._holds_stats:
+        if self._runs_on is None:
             self._stats.hold()
-            self._holds_stats = True
+            self._runs_on = asyncio.get_running_loop()
 
     async def cleanup(self) -> None:
         """Release this service's and its members' resources."""
@@ -355,8 +356,8 @@ class HedgedLLMService(LLMService):
             await self._warming.close()
             await super().cleanup()
             await self._members.cleanup()
-            if self._holds_stats:
-                self._holds_stats = False
+            if self._runs_on is not None:
+                self._runs_on = None
                 await self._stats.release()
 
     async def start(self, frame: StartFrame) -> None:
