@@ -211,20 +211,22 @@ def test_threshold_follows_from_the_stated_error_rate() -> None:
 @pytest.mark.virtual_time
 @pytest.mark.parametrize(("share", "drained"), [(1.0, 20), (0.0, 0)])
 async def test_drained_losers_are_logged_beside_what_was_said(
-    tmp_path: Path, share: float, drained: int
+    tmp_path: Path, share: float, drained: int, logged: list[str]
 ) -> None:
-    log = tmp_path / "losers.jsonl"
+    """The question is nowhere else."""
+    log, turns = tmp_path / "losers.jsonl", tmp_path / "turns.jsonl"
     policy = HedgePolicy.race(2, losers="drain", drain_share=share)
     members = (
         scripted(Wait(0.1), Say("Yes. "), Wait(0.5), Say("Till nine.")),
         scripted(Wait(0.2), Say("Till 9.")),
     )
-    async with Line(racing(*members, policy=policy, drained_log=log)) as line:
+    async with Line(racing(*members, policy=policy, drained_log=log, turn_log=turns)) as line:
         for turn in range(20):
             await line.ask(f"How about day {turn}?")
             await line.report(turn + 1)
     records = [json.loads(text) for text in log.read_text().splitlines()] if drained else []
     assert len(records) == drained
+    assert "How about" not in turns.read_text() + "".join(logged)
     for turn, record in enumerate(records):
         assert record["question"] == f"How about day {turn}?"
         assert (record["winner"], record["said"]) == ("a", "Yes. Till nine.")
