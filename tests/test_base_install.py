@@ -22,7 +22,8 @@ import importlib.machinery
 import os
 
 EXTRAS = {"aioice", "aiortc", "anthropic", "av", "fastapi", "jinja2", "opentelemetry",
-          "prometheus_client", "pytest_asyncio", "redis", "rich", "uvicorn", "uvloop"}
+          "prometheus_client", "pytest_asyncio", "redis", "rich", "text_to_num", "uvicorn",
+          "uvloop"}
 EXTRAS -= {os.environ.get("INSTALLED")}
 find_spec = importlib.machinery.PathFinder.find_spec
 
@@ -89,7 +90,9 @@ def test_help_needs_no_extra(command: str) -> None:
     assert "simulate" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["replay", "whatif", "report", "top", "bench", "drill"])
+@pytest.mark.parametrize(
+    "command", ["replay", "whatif", "report", "compare", "top", "bench", "drill"]
+)
 def test_a_command_names_its_extra(command: str) -> None:
     done = run("-m", "pipecat_hedge.cli", command, "--help")
     extra = "replay" if command == "replay" else "tools"

@@ -47,7 +47,9 @@ _COMMANDS = {
         "summarise turn logs: callers' waits, providers' incidents, what would help",
     ),
     "compare": _Command(
-        "analysis.compare", "show how much providers' answers to the same turns differ"
+        "analysis.compare",
+        "show how much providers' answers to the same turns differ",
+        needs=("rich", "text_to_num"),
     ),
     "top": _Command(
         "top.command", "show running bots live in a terminal: turns, providers, budgets, SLOs"

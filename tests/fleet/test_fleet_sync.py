@@ -25,7 +25,7 @@ from pipecat_hedge.limits.server_queue import LoadReading
 from pipecat_hedge.policy import Backend
 from pipecat_hedge.policy.latency_model import bucket_of
 from pipecat_hedge.policy.provider_latency import ALL, COUNTS
-from pipecat_hedge.policy.shared_store import Received, Slice
+from pipecat_hedge.policy.shared_store import Received, Slice, StoreUnavailable
 from pipecat_hedge.policy.stats_store import FileStore
 from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.service import ProviderStats, composition
@@ -296,6 +296,12 @@ async def test_unusable_counts_are_logged_a_hundred_times_at_most(logged: list[s
         ("redis://localhost?no_such_option=1", "p", "url is none of a Redis"),
         ("", "p", "REDIS_URL is not set"),
         (3, "p", "url must be a str"),
+        (b"redis://user:secret@host", "p", "url must be a str .*, got bytes"),
+        ("redis://user:12/secret@host:6379", "p", "url has an @ after its address"),
+        ("redis://user:12/secret@12@host", "p", "url has an @ after its address"),
+        ("unix://user:secret#1@/run/redis.sock", "p", "url has an @ after its address"),
+        ("rediss://user:12?secret@host", "p", "url has an @ after its address"),
+        ("redis:user:secret@host", "p", "url has an @ after its address"),
         ("redis://localhost", "", "prefix must be 1 to 100 characters"),
         ("redis://localhost", "{a}", "prefix must be 1 to 100 characters"),
         ("redis://localhost", None, "prefix must be 1 to 100 characters"),
@@ -311,13 +317,32 @@ def test_invalid_url_is_refused_without_its_password(url: Any, prefix: Any, mess
     ("url", "shown"),
     [
         ("rediss://user:secret@host:6390/2?db=2", "rediss://host:6390/2 (pipecat-hedge)"),
-        ("unix:///run/redis.sock", "unix:///run/redis.sock (pipecat-hedge)"),
+        ("unix:///run/redis@1.sock", "unix:///run/redis@1.sock (pipecat-hedge)"),
     ],
 )
 def test_password_is_not_shown(url: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(RedisStore(url)) == shown
     monkeypatch.setenv("REDIS_URL", url)
     assert str(RedisStore(prefix="pipecat-hedge")) == shown
+
+
+@pytest.mark.parametrize("url", ["valkey://user:secret@host", "redis:user:secret@host"])
+def test_malformed_url_in_the_environment_is_refused_without_its_password(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENVIRONMENT, url)
+    with pytest.raises(ConfigurationError) as refused:
+        default_store()
+    assert "secret" not in str(refused.value)
+
+
+async def test_password_that_cannot_be_sent_is_not_quoted() -> None:
+    """As one of the environment that is not UTF-8."""
+    async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        store = RedisStore(f"redis://user:secret\udce9@127.0.0.1:{port}")
+        with pytest.raises(StoreUnavailable, match="UnicodeEncodeError"):
+            await store.now()
 
 
 def test_without_redis_py_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

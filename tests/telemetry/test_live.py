@@ -97,6 +97,33 @@ class TestFeed:
         requests = {p["provider"]: p["requests"] for p in found["providers"]}
         assert requests == {"slow": 5, "quick": 5}
 
+    async def test_providers_unseen_for_an_hour_are_forgotten(self) -> None:
+        now = 1000.0
+        feed = LiveFeed(clock=lambda: now)
+
+        def shown() -> dict[str, int]:
+            return {each["provider"]: each["requests"] for each in feed.snapshot()["providers"]}
+
+        gone, stays = (
+            hedged(),
+            HedgedLLMService([Provider("new", ScriptedLLMService([Say("Yes.")]))]),
+        )
+        await snapshot_of(gone, feed)
+        feed.watch(stays)
+        async with Line(stays) as line:
+            await line.ask()
+            await line.report(1)
+            now += 3600
+            assert shown() == {"slow": 1, "quick": 1, "new": 1}
+            now += 1
+            assert shown() == {"new": 1}
+        now += 3600
+        assert shown() == {"new": 1}, "the last states are shown for an hour"
+        now += 1
+        assert shown() == {}
+        feed.watch(gone)
+        assert shown() == {"slow": 0, "quick": 0}
+
 
 class TestServer:
     async def test_it_serves_the_feed(self) -> None:

@@ -55,7 +55,12 @@ def test_version_is_printed(ran: Callable[..., Ran]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "missing", "extra"), [("replay", "aiortc", "replay"), ("drill", "rich", "tools")]
+    ("command", "missing", "extra"),
+    [
+        ("replay", "aiortc", "replay"),
+        ("drill", "rich", "tools"),
+        ("compare", "text_to_num", "tools"),
+    ],
 )
 def test_a_missing_extra_is_named(command: str, missing: str, extra: str) -> None:
     found = main(command, "--help", before=f"sys.modules[{missing!r}] = None")

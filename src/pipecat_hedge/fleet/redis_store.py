@@ -75,7 +75,9 @@ class RedisStore:
                 "url is not given and REDIS_URL is not set: write RedisStore('redis://host:6379')"
             )
         if not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigurationError(f"url must be a str such as 'redis://host:6379', got {url!r}")
+            raise ConfigurationError(
+                f"url must be a str such as 'redis://host:6379', got {type(url).__name__}"
+            )
         if not isinstance(prefix, str) or not re.fullmatch(r"[^\s{}]{1,100}", prefix):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(
                 f"prefix must be 1 to 100 characters without blanks and braces, got {prefix!r}"
@@ -96,6 +98,11 @@ class RedisStore:
                 "url is none of a Redis: write redis://, rediss:// or unix://, a host and a port, "
                 "as redis://localhost:6379"
             ) from None
+        is_path = parts.scheme == "unix" and not parts.netloc and parts.path.startswith("/")
+        if "@" in parts.path + parts.query + parts.fragment and not is_path:
+            raise ConfigurationError(  # then the address may begin with a part of the password
+                "url has an @ after its address: write / ? # @ in a password as %2F %3F %23 %40"
+            )
         address = parts.netloc.rpartition("@")[2]
         self._name = f"{parts.scheme}://{address}{parts.path} ({prefix})"
 
@@ -162,7 +169,7 @@ class RedisStore:
         try:
             async with asyncio.timeout(2 * TIMEOUT_SECS):
                 return await command(self._client)
-        except (self._errors.RedisError, OSError, TimeoutError) as e:
+        except (self._errors.RedisError, OSError, TimeoutError, UnicodeError) as e:
             await self.close()
             raise StoreUnavailable(self._why(e)) from None
         except BaseException:

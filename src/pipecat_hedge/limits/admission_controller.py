@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Iterable
 
 from pipecat_hedge.limits.circuit_breaker import DEFAULTS, BreakerState, CircuitBreakerSettings
 from pipecat_hedge.limits.concurrency_limit import OPEN_BOUNDS, LimitBounds
+from pipecat_hedge.limits.loop_holds import LoopHolds
 from pipecat_hedge.limits.permit_queue import RESERVED, PermitQueue, Ticket
 from pipecat_hedge.limits.provider_health import BreakerChange, Permit, ProviderHealth
 from pipecat_hedge.limits.server_queue import LoadReadings
@@ -45,6 +46,7 @@ class AdmissionController:
     Attributes:
         lock: Protects the entries.
         loads: The readings of servers' load, shared with other processes.
+        holds: What is given back if its event loop is closed: permits, places, claims.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class AdmissionController:
         """
         self.lock = threading.Lock()
         self.loads = LoadReadings()
+        self.holds = LoopHolds()
         self._rng = rng or random.Random()
         self._lag_secs = lag_secs
         self._entries: OrderedDict[str, ProviderHealth] = OrderedDict()
@@ -251,6 +254,7 @@ class AdmissionController:
 
     def occupancy(self, key: str, now: float, bounds: LimitBounds = OPEN_BOUNDS) -> tuple[int, int]:
         """A provider's requests in flight from this process, and their limit."""
+        self.holds.settle()
         with self.lock:
             limit = self.entry(key).limit
             return limit.in_flight, limit.limit(now, bounds)

@@ -45,9 +45,9 @@ class LoopWork:
 
     @property
     def holders(self) -> int:
-        """The number of holders on all loops. Thread-safe."""
+        """The number of holders on all loops that are not closed. Thread-safe."""
         with self._lock:
-            return sum(held.holders for held in self._loops.values())
+            return sum(h.holders for loop, h in self._loops.items() if not loop.is_closed())
 
     def hold(self) -> None:
         """Run the work on this loop until ``release``. Holds are counted."""

@@ -59,9 +59,16 @@ async def permit_for(health: AdmissionController, ticket: Ticket, loop_lag: Loop
         with suppress(RuntimeError):  # the loop is closed, so nothing waits there
             loop.call_soon_threadsafe(has_permit.set)
 
+    def give_back(taken: Permit | None = None) -> None:
+        health.leave(ticket)
+        for permit in granted:
+            if permit is not taken:
+                health.release(permit, "dropped", loop.time())
+
     if (reason := health.wait(ticket, grant, now)) is not None:
         raise Rejected(f"{reason}: {health.rejection_reason(ticket, now)}")
     taken: Permit | None = None
+    hold = health.holds.add(give_back)
     try:
         while not granted:
             left = ticket.deadline - loop.time()
@@ -86,7 +93,5 @@ async def permit_for(health: AdmissionController, ticket: Ticket, loop_lag: Loop
             taken = health.force(ticket, loop.time())
         return taken
     finally:
-        health.leave(ticket)
-        for permit in granted:
-            if permit is not taken:
-                health.release(permit, "dropped", loop.time())
+        if health.holds.drop(hold):
+            give_back(taken)

@@ -299,6 +299,7 @@ class DrainedAnswer:
         winner: The provider whose answer was released; None if none was.
         said: What was released.
         said_tool_calls: The tools that the released answer called.
+        question: The caller's last words.
     """
 
     turn: int
@@ -315,3 +316,4 @@ class DrainedAnswer:
     winner: str | None = None
     said: str = ""
     said_tool_calls: str = "[]"
+    question: str = ""

@@ -8,12 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from loguru import logger
+
 from pipecat_hedge.race.errors import ConfigurationError, missing_extra
 from pipecat_hedge.retrieval.retriever import Document
 
 __all__ = ["FolderRetriever"]
 
 SUFFIXES = (".md", ".txt")
+NAMED = 5
+"""The most skipped files that the warning names."""
 
 
 class FolderRetriever:
@@ -26,7 +30,9 @@ class FolderRetriever:
         """Read the folder.
 
         Args:
-            folder: With files ``*.md`` and ``*.txt``, subfolders included. They are read once.
+            folder: With files ``*.md`` and ``*.txt`` in UTF-8, subfolders included. They are read
+                once. What cannot be read, or is a link to another folder's file, is skipped with
+                one warning.
             documents: The most passages of an answer.
             language: The language of the words that carry no meaning, as in ``bm25s``.
 
@@ -37,11 +43,10 @@ class FolderRetriever:
             import bm25s
         except ModuleNotFoundError:
             raise missing_extra("FolderRetriever", "bm25s", "retrieval") from None
-        paths = sorted(p for p in Path(folder).rglob("*") if p.suffix in SUFFIXES)
         self._documents = [
             Document(passage.strip(), path.name)
-            for path in paths
-            for passage in re.split(r"\n\s*\n", path.read_text(encoding="utf-8"))
+            for path, text in _texts(Path(folder))
+            for passage in re.split(r"\n\s*\n", text)
             if passage.strip()
         ]
         if not self._documents:
@@ -71,3 +76,26 @@ class FolderRetriever:
 
     def _tokens(self, texts: list[str]) -> Any:
         return self._tokenize(texts, stopwords=self._language, show_progress=False)
+
+
+def _texts(folder: Path) -> list[tuple[Path, str]]:
+    """The folder's text files; a warning names the others."""
+    found: list[tuple[Path, str]] = []
+    skipped: list[str] = []
+    for path in sorted(p for p in folder.rglob("*") if p.suffix in SUFFIXES):
+        try:
+            if not path.is_file():
+                skipped.append(f"{path.name!r} is no file")
+            elif not path.resolve().is_relative_to(folder.resolve()):
+                skipped.append(f"{path.name!r} is outside")
+            else:
+                found.append((path, path.read_text(encoding="utf-8")))
+        except UnicodeDecodeError:
+            skipped.append(f"{path.name!r} is not UTF-8")
+        except OSError as e:
+            skipped.append(f"{path.name!r}: {e.strerror}")
+    if skipped:
+        more = ", …" if len(skipped) > NAMED else ""
+        names = ", ".join(skipped[:NAMED]) + more
+        logger.warning(f"FolderRetriever skips {len(skipped)} in {str(folder)!r}: {names}")
+    return found

@@ -88,6 +88,7 @@ class Admission:
     Attributes:
         tier: The session's tier.
         queued_secs: How long the first request waited for room; 0.0 if it did not.
+        holds: What is given back if the turn's event loop is closed.
     """
 
     def __init__(
@@ -120,13 +121,16 @@ class Admission:
         self._has_first_token = has_first_token
         self.tier: Tier = settings.tier
         self._loop_watch = loop_watch
-        self._until = asyncio.get_running_loop().time() + self._wait_secs
+        self._loop = asyncio.get_running_loop()
+        self._until = self._loop.time() + self._wait_secs
         self._keys = candidates.keys
         self._in_panic = candidates.in_panic
         self._probe = None if candidates.probe is None else candidates.probe.provider.name
         self._first: Permit | None = None
         self._reason = candidates.reason
         self.queued_secs = 0.0
+        self.holds = health.holds
+        self._hold = self.holds.add(self._give_back)
 
     async def admit(self, order: Sequence[ProviderMember], work: WorkClass) -> str | None:
         """Acquire the turn's first permit.
@@ -281,9 +285,17 @@ class Admission:
             was_late=was_late,
         )
 
+    def abandon(self, permit: Permit) -> None:
+        """Release the permit of a request whose event loop was closed, as if it had just begun."""
+        self._health.release(permit, "dropped", permit.acquired_at)
+
     def close(self) -> None:
         """Release the permits and claims that were not used."""
-        now = asyncio.get_running_loop().time()
+        if self.holds.drop(self._hold):
+            self._give_back()
+
+    def _give_back(self) -> None:
+        now = self._loop.time()
         if self._first is not None:
             self._health.release(self._first, "dropped", now)
             self._first = None

@@ -252,11 +252,13 @@ class AttemptRunner(Generic[T, A]):
             refusals=self._eligibility,
             progress=self._progress,
         )
+        hold = self._admission.holds.add(self._planner.plan.close)
         try:
             await driver.run(self._loop.time())
         finally:
-            self._planner.plan.close()
-            self._learn()
+            if self._admission.holds.drop(hold):
+                self._planner.plan.close()
+                self._learn()
         if driver.failure_command is not None:
             self.failure = AllProvidersFailed(driver.failure_command.errors)
 
@@ -317,6 +319,7 @@ class AttemptRunner(Generic[T, A]):
             sink.failed(AttemptError(SHED, str(rejected)))
             return
         error: AttemptError | None = None
+        hold = self._admission.holds.add(functools.partial(self._abandon, attempt))
         try:
             self._observe(attempt)
             adapter = self._take_instance(attempt)
@@ -328,7 +331,8 @@ class AttemptRunner(Generic[T, A]):
             sink.failed(error)
             raise
         finally:
-            self._close(attempt, attempt.stats.error or error)
+            if self._admission.holds.drop(hold):
+                self._close(attempt, attempt.stats.error or error)
 
     def _work_of(self, attempt: ProviderAttempt) -> WorkClass:
         if attempt.reason == "hedge":
@@ -425,6 +429,14 @@ class AttemptRunner(Generic[T, A]):
             was_overtaken=was_overtaken,
             was_late=was_overtaken and self._was_late(attempt),
         )
+
+    def _abandon(self, attempt: ProviderAttempt) -> None:
+        """Give back what an attempt holds whose event loop was closed. Nothing is learned of it."""
+        assert attempt.permit is not None
+        if attempt.is_probing:
+            self._admission.release_latency_probe(attempt.provider)
+        self._planner.forget(attempt)
+        self._admission.abandon(attempt.permit)
 
     def _learn_from_probe(
         self, attempt: ProviderAttempt, failure: AttemptError | None, verdict: Verdict, now: float

@@ -144,6 +144,7 @@ def choose_candidates(
         now: The loop's time.
         sheds: Whether open breakers end the turn instead (``admission="shed"``).
     """
+    health.holds.settle()
     keys, loads = [entry.key for entry in usable], [entry.server_load for entry in usable]
     by_name = {entry.provider.name: key for entry, key in zip(usable, keys, strict=True)}
     if any(loads):

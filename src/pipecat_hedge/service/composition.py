@@ -46,7 +46,7 @@ __all__ = [
 
 ENVIRONMENT = "PIPECAT_HEDGE_STATS"
 """A path for the statistics, the URL of a Redis to share them, or ``off``."""
-SCHEMES = ("redis://", "rediss://", "unix://")
+SCHEMES = ("redis:", "rediss:", "unix:")
 
 
 def default_store() -> StatsStore | SharedStore | None:
@@ -66,6 +66,11 @@ def default_store() -> StatsStore | SharedStore | None:
         return None
     if named.lower().startswith(SCHEMES):
         return RedisStore(named)
+    if "://" in named:  # not quoted: it may have a password
+        raise ConfigurationError(
+            f"{ENVIRONMENT} is a URL of another scheme: write redis://, rediss://, unix:// or a "
+            "path"
+        )
     if named:
         try:
             return FileStore(named)

@@ -160,7 +160,7 @@ class HedgedLLMService(LLMService):
                 ``pipecat-hedge whatif`` and ``report``. It contains times and counts, the policy's
                 settings and a random ``session`` per service, and no text of the conversation.
             drained_log: A file to which every ``DrainedAnswer`` is appended as a line of JSON. It
-                contains the models' answers.
+                contains the callers' questions and the models' answers.
             warm: Whether to prepare the first turn when the session starts (see ``warm_up``), to
                 keep connections open between turns, and to have Anthropic cache the prompt.
             tier: The priority of this service's turns if there is not room for all: ``premium``,
@@ -220,7 +220,8 @@ class HedgedLLMService(LLMService):
         self._rejections, self._inference_rejections = Rejections(), Rejections()
         self._admission_settings = admitted
         self._tracer = tracer
-        self._holds_stats = self._advertising = False
+        self._runs_on: asyncio.AbstractEventLoop | None = None
+        self._advertising = False
         self._warms = warm
         self._warming = TaskScope()
         self._is_prepared = self._has_begun = False
@@ -346,17 +347,17 @@ class HedgedLLMService(LLMService):
 
     @property
     def is_running(self) -> bool:
-        """Whether its pipeline has been set up and not cleaned up."""
-        return self._holds_stats
+        """Whether its pipeline has been set up and not cleaned up, and its loop is not closed."""
+        return self._runs_on is not None and not self._runs_on.is_closed()
 
     async def setup(self, setup: FrameProcessorSetup) -> None:
         """Set up this service and its members."""
         await super().setup(setup)
         hosted = [service for provider in self.providers for service in provider.services]
         await self._members.setup(self._tracer.setup(setup, hosted))
-        if not self._holds_stats:
+        if self._runs_on is None:
             self._stats.hold()
-            self._holds_stats = True
+            self._runs_on = asyncio.get_running_loop()
 
     async def cleanup(self) -> None:
         """Release this service's and its members' resources."""
@@ -368,8 +369,8 @@ class HedgedLLMService(LLMService):
             await self._warming.close()
             await super().cleanup()
             await self._members.cleanup()
-            if self._holds_stats:
-                self._holds_stats = False
+            if self._runs_on is not None:
+                self._runs_on = None
                 await self._stats.release()
 
     async def start(self, frame: StartFrame) -> None:

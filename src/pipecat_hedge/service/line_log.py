@@ -11,6 +11,9 @@ from pipecat_hedge.race.errors import ConfigurationError
 
 __all__ = ["LineLog"]
 
+_failing: set[Path] = set()
+"""The files whose last line could not be written: a full disk is one warning, not one per turn."""
+
 
 def _own(path: str, flags: int) -> int:
     """Open a file; a new one is readable by its owner only."""
@@ -45,7 +48,13 @@ class LineLog:
         if self._path is None:
             return
         try:
-            with open(self._path, "a", encoding="utf-8", opener=_own) as file:
+            with open(
+                self._path, "a", encoding="utf-8", errors="backslashreplace", opener=_own
+            ) as file:
                 file.write(line + "\n")
         except OSError as e:  # a full disk must not end a call
-            logger.warning(f"cannot write to {self._path}: {e.strerror}")
+            if self._path not in _failing:
+                _failing.add(self._path)
+                logger.warning(f"cannot write to {self._path}, logged once: {e.strerror}")
+        else:
+            _failing.discard(self._path)

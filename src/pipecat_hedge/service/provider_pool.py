@@ -156,11 +156,14 @@ class ProviderPool:
             ticket = Ticket(
                 "warm_up", tier, now, (entry.key,), now, bounds=bounds, has_first_token=False
             )
-            permit = await permit_for(self._health, ticket, loop_lag)
+            health = self._health
+            permit = await permit_for(health, ticket, loop_lag)
+            hold = health.holds.add(lambda: health.release(permit, "dropped", now))
             try:
                 yield
             finally:
-                self._health.release(permit, "dropped", loop.time())
+                if health.holds.drop(hold):
+                    health.release(permit, "dropped", loop.time())
 
         await adapter.warm(context, acquire_permit)
 

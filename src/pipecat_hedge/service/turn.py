@@ -17,6 +17,7 @@ from pipecat.processors.aggregators.llm_context import (
 )
 
 from pipecat_hedge.policy.survival import SurvivalCurve
+from pipecat_hedge.policy.turn_route import RoutedTurn
 from pipecat_hedge.race.driver import AttemptSink
 from pipecat_hedge.race.errors import AllProvidersFailed, AttemptError
 from pipecat_hedge.race.events import Commit, Continue, Launch, StreamBroken, TurnOutcome
@@ -124,6 +125,7 @@ class Turn:
         self._started_at = self._ended_at = self._loop.time()
         self._number = number
         self._context = context
+        self._question = RoutedTurn(context.messages, ()).last_words
         self._planner = planner
         self._policy = planner.policy
         self._admission = admission
@@ -325,6 +327,7 @@ class Turn:
             winner=None if winner is None else winner.provider,
             said=self._buffer.said,
             said_tool_calls=json.dumps(calls, default=str),
+            question=self._question,
         )
 
     def _continuation(self) -> list[LLMContextMessage]:

@@ -35,6 +35,8 @@ LIVE_PATH = "/hedge/live"
 LIVE_VERSION = 1
 """The version of the snapshot format (see ``docs/slo.md``)."""
 KEPT_TURNS = 200
+KEPT_SECS = 3600.0
+"""A provider is forgotten when no session has had it for this long, and no turn has asked it."""
 _ATTEMPT_FIELDS = (
     *("provider", "launch_reason", "launched_secs", "ttft_secs", "outcome", "error_category"),
 )
@@ -101,6 +103,7 @@ class LiveFeed:
         self._stats: list[ProviderStats] = []
         self._states: dict[tuple[str, str | None], ProviderState] = {}
         self._outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._seen_at: dict[tuple[str, str | None], float] = {}
 
     def watch(self, llm: Watched, latency: TurnLatencyObserver | None = None) -> None:
         """Add a session; the feed holds no reference that keeps it alive.
@@ -113,6 +116,8 @@ class LiveFeed:
         session = self._watched[llm] = self._sessions
         if llm.stats not in self._stats:
             self._stats.append(llm.stats)
+        for state in llm.provider_states():
+            self._seen_at[state.provider, state.model] = self._clock()
 
         policy = llm.policy.name
         llm.events.subscribe(TurnReport, lambda report: self._add(session, report, policy))
@@ -135,7 +140,12 @@ class LiveFeed:
         services = {tuple(p.name for p in llm.providers): llm for llm in running or self._watched}
         for llm in services.values():
             for state in llm.provider_states():
-                self._states[state.provider, state.model] = state
+                key = state.provider, state.model
+                if llm.is_running:
+                    self._seen_at[key] = self._clock()
+                if key in self._seen_at:
+                    self._states[key] = state
+        self._forget()
         trackers = [stats.slo_tracker for stats in self._stats]
         budgets = [budget for stats in self._stats for budget in stats.budgets()]
         return {
@@ -157,9 +167,20 @@ class LiveFeed:
         counts = {outcome: outcomes[outcome] for outcome in _OUTCOMES}
         return {**dataclasses.asdict(state), "requests": outcomes.total(), **counts}
 
+    def _forget(self) -> None:
+        """Forget the providers that were not seen for ``KEPT_SECS``, with their counts."""
+        since = self._clock() - KEPT_SECS
+        for key in [key for key, at in self._seen_at.items() if at < since]:
+            del self._seen_at[key]
+            self._states.pop(key, None)
+        for provider in self._outcomes.keys() - {provider for provider, _ in self._seen_at}:
+            del self._outcomes[provider]
+
     def _add(self, session: int, report: TurnReport, policy: str) -> None:
         for attempt in report.attempts:
             self._outcomes[attempt.provider][attempt.outcome] += 1
+            self._seen_at[attempt.provider, attempt.model] = self._clock()
+        self._forget()
         turn = {
             "at": self._clock(),
             "session": session,

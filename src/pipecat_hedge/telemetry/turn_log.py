@@ -1,7 +1,8 @@
 """Writes log files: one JSON line per turn, and one per drained answer.
 
 A turn's line has times, counts, the policy's settings and a random ``session`` per service that
-groups the turns of a call; it has no conversation text. A drained answer's line has the answer.
+groups the turns of a call; it has no conversation text. A drained answer's line has the question
+and the answers.
 """
 
 from __future__ import annotations

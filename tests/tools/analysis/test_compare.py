@@ -37,6 +37,20 @@ BOOK = '[["book", {"guests": 2, "at": "19:00"}]]'
         pytest.param("See you on Friday.", "See you on Sunday.", ["dates"], id="changed day"),
         pytest.param("Yes, we are open.", "No, we are not open.", ["polarity"], id="negation"),
         pytest.param("Yes, we are open.", "Yes, we aren't open.", ["polarity"], id="contraction"),
+        pytest.param("It is $120.", "A hundred and twenty dollars.", [], id="number in words"),
+        pytest.param(
+            "Twenty-five euros.", "Twenty or five euros.", ["figures"], id="parts of a number"
+        ),
+        pytest.param("At seven thirty.", "At 7:30.", ["figures"], id="time in words"),
+        pytest.param("Dial five one two.", "Dial two one five.", ["figures"], id="digit by digit"),
+        pytest.param("The second floor.", "The third floor.", ["figures"], id="ordinals"),
+        pytest.param(
+            "Yes, we are open. We deliver, too.",
+            "Yes, we are open. We do not deliver.",
+            ["polarity"],
+            id="negation in a later sentence",
+        ),
+        pytest.param("No. We do not deliver.", "We don't deliver.", [], id="no, and why"),
         pytest.param("It is blue.", "I'm sorry, but I am.", ["refusal"], id="refusal"),
         pytest.param(
             "Yes, we are open.", "Yes. " + "We are open all day. " * 9, ["length"], id="rambles"
@@ -52,6 +66,8 @@ def test_seeded_differences_are_found(one: str, other: str, differs_by: list[str
     ("calls", "differs"),
     [
         ('[["book", {"at": "19:00 ", "guests": 2.0}]]', False),
+        ('[["book", {"at": "19:00", "guests": "2"}]]', False),
+        ('[["book", {"at": "19:00", "guests": "3"}]]', True),
         ('[["book", {"guests": 3, "at": "19:00"}]]', True),
         ('[["cancel", {"guests": 2, "at": "19:00"}]]', True),
         ("[]", True),
@@ -77,19 +93,81 @@ def test_command_shows_pairs_and_fails_below_a_floor(
 ) -> None:
     log = tmp_path / "losers.jsonl"
     lines = [line("We open at noon.", "At 12 we open.")] * 8
-    lines += [line("It costs 12 euros.", "It does not cost 21 euros.")] * 2
-    log.write_text("\n".join([*lines, line("x", "y", complete=False), "no JSON"]))
+    lines += [line("It costs 12 euros.", "It does not cost 21 euros.", question="How much?")] * 2
+    log.write_text("\n".join([*lines, line("x", "y", complete=False)]))
     assert main(["compare", str(log)]) == 0
     out = capsys.readouterr().out
     assert "a / b" in out
     assert "80.0 % (49.0 % to 94.3 %)" in out
-    assert "figures, polarity\n  a: It costs 12 euros.\n  b: It does not cost 21 euros." in out
+    worst = "figures, polarity: How much?\n  a (heard): It costs 12 euros.\n  b: It does not cost"
+    assert worst in out
     assert main(["compare", str(log), "--floor", "0.9", "--json"]) == 1
     (figures,) = json.loads(capsys.readouterr().out)["comparisons"]
     assert (figures["turns"], figures["differs_by"]) == (10, {"figures": 2, "polarity": 2})
     log.write_text("")
     assert main(["compare", str(log)]) == 2
     assert "has no answers side by side" in capsys.readouterr().err
+
+
+def test_heard_answer_is_marked_wherever_its_name_sorts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    losers, shadow = tmp_path / "losers.jsonl", tmp_path / "shadow.jsonl"
+    losers.write_text(line("It is 3.", "It is 4.", winner="z"))
+    answers = {"said": "It is 5.", "faq": "It is 6."}
+    shadow.write_text(json.dumps({"question": "Really?", "answers": answers, "similarity": 0.9}))
+    assert main(["compare", str(losers), str(shadow)]) == 0
+    out = capsys.readouterr().out
+    assert "  b: It is 4.\n  z (heard): It is 3." in out
+    assert "figures: Really?\n  faq: It is 6.\n  said (heard): It is 5." in out
+
+
+def test_every_check_fits_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in a pipe, with names as long as those of models on Bedrock."""
+    log = tmp_path / "losers.jsonl"
+    names = {"winner": "bedrock/eu.anthropic.claude-haiku", "provider": "azure/gpt-4.1-mini"}
+    log.write_text(line("It costs 12 euros.", "It costs 21.", **names))
+    assert main(["compare", str(log)]) == 0
+    out = capsys.readouterr().out
+    assert all(len(each) <= 80 for each in out.splitlines())
+    checks = next(each for each in out.splitlines() if "tools" in each)
+    assert checks.split() == ["tools", "figures", "dates", "polarity", "refusal", "length"]
+
+
+def test_unreadable_lines_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "losers.jsonl"
+    deep = "[" * 900 + "]" * 900
+    bad = ["a secret", "17", '{"a secret": 1}', line("x", "y", text=3), deep, "[" * 9_000]
+    good = line("Yes.\u2028Till 9.", "Yes, till nine.")
+    log.write_text("\n".join([good, *bad, "", good]), encoding="utf-8-sig")
+    assert main(["compare", str(log)]) == 0
+    out = capsys.readouterr().out
+    assert "6 lines skipped: losers.jsonl:2: not JSON; losers.jsonl:3: no answers" in out
+    assert "secret" not in out
+    assert main(["compare", str(log), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["skipped"], found["comparisons"][0]["turns"]) == (6, 2)
+
+
+def test_binary_file_is_one_line_of_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "call.wav"
+    log.write_bytes(bytes(range(256)))
+    assert main(["compare", str(log)]) == 2
+    err = capsys.readouterr().err
+    assert err.endswith("call.wav is not text: give a log of drained answers\n")
+    assert len(err.splitlines()) == 1
+
+
+def test_answers_cannot_steer_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "losers.jsonl"
+    log.write_text(line("It is 3.\x1b[2J", "4\ud800", winner="a\x1b[3m", question="\u202eWhy?"))
+    assert main(["compare", str(log)]) == 0
+    out = capsys.readouterr().out
+    assert "figures: Why?\n  a[3m (heard): It is 3.[2J\n  b: 4\n" in out
 
 
 @pytest.mark.live
@@ -100,7 +178,7 @@ async def test_a_model_judges_a_sample(tmp_path: Path, probability: float, agree
     verdict = quote(json.dumps({"same": {"probability": probability}}), safe="")
     async with Simulator() as sim:
         model = judge_model(f"fixed@ttft=0,tps=1000,answer={verdict}", sim.openai_url)
-        (found,) = await judge(read_pairs([str(log)]), model, 5)
+        (found,) = await judge(read_pairs([str(log)])[0], model, 5)
         assert len(sim.ledger.requests) == 5
         assert isinstance(model, LLMClassifier)
         await close(model.llm)
@@ -122,7 +200,7 @@ def test_judge_needs_a_key_or_an_address(
 def test_threshold_follows_from_the_stated_error_rate() -> None:
     def shadow(similarity: float, *, wrong: bool) -> Pair:
         answers = Said("Yes."), Said("No.")
-        return Pair(("faq", "said"), answers, "", similarity, ("polarity",) if wrong else ())
+        return Pair(("faq", "said"), answers, 1, "", similarity, ("polarity",) if wrong else ())
 
     pairs = [shadow(0.96, wrong=False)] * 300 + [shadow(0.93, wrong=True)] * 30
     assert threshold_for(pairs, 0.02) == 0.96
@@ -133,21 +211,24 @@ def test_threshold_follows_from_the_stated_error_rate() -> None:
 @pytest.mark.virtual_time
 @pytest.mark.parametrize(("share", "drained"), [(1.0, 20), (0.0, 0)])
 async def test_drained_losers_are_logged_beside_what_was_said(
-    tmp_path: Path, share: float, drained: int
+    tmp_path: Path, share: float, drained: int, logged: list[str]
 ) -> None:
-    log = tmp_path / "losers.jsonl"
+    """The question is nowhere else."""
+    log, turns = tmp_path / "losers.jsonl", tmp_path / "turns.jsonl"
     policy = HedgePolicy.race(2, losers="drain", drain_share=share)
     members = (
         scripted(Wait(0.1), Say("Yes. "), Wait(0.5), Say("Till nine.")),
         scripted(Wait(0.2), Say("Till 9.")),
     )
-    async with Line(racing(*members, policy=policy, drained_log=log)) as line:
+    async with Line(racing(*members, policy=policy, drained_log=log, turn_log=turns)) as line:
         for turn in range(20):
-            await line.ask()
+            await line.ask(f"How about day {turn}?")
             await line.report(turn + 1)
     records = [json.loads(text) for text in log.read_text().splitlines()] if drained else []
     assert len(records) == drained
-    for record in records:
+    assert "How about" not in turns.read_text() + "".join(logged)
+    for turn, record in enumerate(records):
+        assert record["question"] == f"How about day {turn}?"
         assert (record["winner"], record["said"]) == ("a", "Yes. Till nine.")
         assert (record["provider"], record["text"]) == ("b", "Till 9.")
 

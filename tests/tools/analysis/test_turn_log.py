@@ -84,6 +84,26 @@ def test_control_characters_are_stripped_from_names(tmp_path: Path) -> None:
     assert log.turns[0].report.attempts[0].provider == "a[3mb"
 
 
+def test_long_names_are_cut(tmp_path: Path) -> None:
+    """A name of megabytes costs a report no time and no paper."""
+    long = line(attempt("n" * 1_000_000), degraded_reason="\x07m" * 1_000_000)
+    log = read_logs([write(tmp_path / "turns.jsonl", [long])])
+    report = log.turns[0].report
+    assert report.attempts[0].provider == report.winner == "n" * 199 + "…"
+    assert report.degraded_reason == "m" * 199 + "…"
+
+
+@pytest.mark.parametrize("depth", [900, 100_000])
+def test_line_nested_too_deep_is_skipped(tmp_path: Path, depth: int) -> None:
+    path = write(tmp_path / "turns.jsonl", [line(), line()])
+    for inner in ('"\\u0007"', "1"):
+        deep = json.dumps(line())[:-1] + f', "more": {"[" * depth}{inner}{"]" * depth}}}'
+        path.write_text(f"{path.read_text()}{deep}\n")
+    log = read_logs([path])
+    assert (len(log.turns), log.skipped) == (2, 2)
+    assert log.named_skips[0].startswith("turns.jsonl:3: n")
+
+
 def test_turns_of_several_logs_are_in_the_order_of_time(tmp_path: Path) -> None:
     early, late = line(at=BEGIN_AT), line(at=BEGIN_AT + 60)
     paths = [write(tmp_path / f"{n}.jsonl", [each]) for n, each in enumerate((late, early))]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+from text_to_num import alpha2digit
 
 __all__ = ["CHECKS", "Said", "disagreements"]
 
@@ -15,11 +17,6 @@ LENGTHS = 4.0
 """An answer that is this many times as long says something else."""
 SHORT_CHARS = 40
 """Below this length a factor means nothing."""
-_TENS = {"noon": 12, "midnight": 0, "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50}
-_UNITS = "zero one two three four five six seven eight nine ten eleven twelve".split()  # noqa: SIM905
-_NUMBERS = {
-    word: str(number) for word, number in ({w: n for n, w in enumerate(_UNITS)} | _TENS).items()
-}
 _FIGURE = re.compile(r"\d+(?:[.,:]\d+)*")
 _DAY = re.compile(
     r"\b(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day|today|tomorrow|tonight|yesterday|january"
@@ -27,13 +24,15 @@ _DAY = re.compile(
     r"|may(?=\s+\d)|(?<=\b(?:in|of) )may)s?\b",
     re.IGNORECASE,
 )
-_WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
+_NAMED_HOURS = {"noon": "12", "midnight": "0"}
 _MERIDIEM = re.compile(r"\b(\d{1,2})(?::(\d\d))?\s*(a|p)\.?m\b\.?", re.IGNORECASE)
 _NEGATION = re.compile(
     r"\b(?:no|not|never|none|nothing|neither|nor|without|unfortunately|cannot|closed|unavailable"
     r"|\w+n['’]t)\b",
     re.IGNORECASE,
 )
+_SENTENCE = re.compile(r"(?:\S+\s+){2,}?\S+[.!?](?=\s|$)|\S.*", re.DOTALL)
+"""It has at least three words: "No." belongs to the next one."""
 _REFUSAL = re.compile(
     r"\bi(?:['’]m| am) (?:sorry|afraid|unable|not able)\b|\bas an ai\b"
     r"|\bi (?:can['’]t|cannot) (?:help|assist|do|provide|answer|discuss)\b"
@@ -70,7 +69,11 @@ def _tools(said: Said) -> Any:
 
 def _normal(value: Any) -> Any:
     if isinstance(value, str):
-        return value.strip().casefold()
+        text = value.strip().casefold()
+        with suppress(ValueError, RecursionError):  # models write 3 as "3", and true as "true"
+            if not isinstance(read := json.loads(text), (str, list, dict)):
+                return _normal(read)
+        return text
     if isinstance(value, Mapping):
         return {key: _normal(each) for key, each in value.items()}  # pyright: ignore[reportUnknownVariableType]
     if isinstance(value, float) and value.is_integer():
@@ -78,13 +81,15 @@ def _normal(value: Any) -> Any:
     return [_normal(each) for each in value] if isinstance(value, list) else value
 
 
-def _figures(said: Said) -> Counter[str]:
-    """The numbers, times and prices, however they are written."""
-    text = _MERIDIEM.sub(_in_24_hours, said.text.casefold())
-    found = Counter(_plain(figure) for figure in _FIGURE.findall(text))
-    found.update(_NUMBERS[word] for word in _WORD.findall(text) if word in _NUMBERS)
-    del found["1"]  # "one" is mostly not a number
-    return Counter(set(found))
+def _figures(said: Said) -> set[str]:
+    """The numbers, times and prices in digits or words; ``seven thirty`` is not read as a time."""
+    text = said.text.casefold().encode(errors="ignore").decode()  # it takes no lone surrogates
+    text = alpha2digit(text, "en", threshold=0)
+    text = re.sub(r"(?<=\d) +(?=\d)", "", text)  # a number told digit by digit
+    for name, hour in _NAMED_HOURS.items():
+        text = re.sub(rf"\b{name}\b", hour, text)
+    text = _MERIDIEM.sub(_in_24_hours, text)
+    return {_plain(figure) for figure in _FIGURE.findall(text)} - {"1"}  # "one" is mostly no number
 
 
 def _in_24_hours(match: re.Match[str]) -> str:
@@ -105,10 +110,9 @@ def _dates(said: Said) -> set[str]:
     return {day.casefold().rstrip("s") for day in _DAY.findall(said.text)}
 
 
-def _polarity(said: Said) -> bool:
-    """Whether the first sentence denies something."""
-    first = re.split(r"(?<=[.!?])\s", said.text.strip(), maxsplit=1)[0]
-    return _NEGATION.search(first) is not None
+def _polarity(said: Said) -> int:
+    """How many sentences deny something."""
+    return sum(_NEGATION.search(each) is not None for each in _SENTENCE.findall(said.text))
 
 
 def _refusal(said: Said) -> bool:

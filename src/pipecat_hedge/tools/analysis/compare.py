@@ -10,9 +10,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipecat_hedge.race import ConfigurationError
-from pipecat_hedge.tools.analysis.agreement import CHECKS, Said
+from pipecat_hedge.tools.analysis.agreement import CHECKS
 from pipecat_hedge.tools.analysis.pairs import Pair, read_pairs, wilson
-from pipecat_hedge.tools.formatting import count, print_json, share, terminal_width, text_table
+from pipecat_hedge.tools.analysis.turn_log import NAMED, printable
+from pipecat_hedge.tools.formatting import (
+    count,
+    paragraph,
+    print_json,
+    share,
+    terminal_width,
+    text_table,
+)
 
 if TYPE_CHECKING:
     from pipecat_hedge.tools.analysis.judge import Judgement
@@ -107,14 +115,14 @@ def run(args: argparse.Namespace) -> int:
     """Compare and print.
 
     Raises:
-        ConfigurationError: If a file cannot be read or has no pairs, or a share is out of range.
+        HedgeError: If a file cannot be read or has no pairs, or a share is out of range.
     """
     for name in ("floor", "errors"):
         if getattr(args, name) is not None and not 0 <= getattr(args, name) <= 1:
             raise ConfigurationError(f"{name} must be from 0 to 1, got {getattr(args, name):g}")
     if args.judged < 1:
         raise ConfigurationError(f"judged must be at least 1, got {args.judged}")
-    pairs = list(read_pairs(args.files))
+    pairs, skipped = read_pairs(args.files)
     comparisons = compared(pairs)
     judgements: list[Judgement] = []
     if args.judge is not None:
@@ -123,30 +131,41 @@ def run(args: argparse.Namespace) -> int:
         model = judge_model(args.judge, args.judge_url)
         judgements = asyncio.run(judge(pairs, model, args.judged))
     if args.json:
-        print_json({"comparisons": comparisons, "judgements": judgements}, version=1)
+        found = {"comparisons": comparisons, "judgements": judgements, "skipped": len(skipped)}
+        print_json(found, version=1)
     else:
-        print(shown(comparisons, terminal_width()))
+        print(shown(comparisons, width := terminal_width()))
         for each in judgements:
             print(f"\n{_judged(each)}")
         if args.errors is not None:
             print(f"\n{_advice(pairs, args.errors)}")
+        if skipped:
+            lines = f"{count(len(skipped), 'line')} skipped: {'; '.join(skipped[:NAMED])}"
+            print(f"\n{paragraph(lines, width, '  ')}")
     is_below = args.floor is not None and any(c.agreement < args.floor for c in comparisons)
     return 1 if is_below else 0
 
 
 def shown(comparisons: Sequence[Comparison], width: int) -> str:
-    """Return a table of the pairs of providers, and the worst answers side by side."""
+    """Return tables of the pairs of providers, and the worst answers side by side."""
     checks = [*CHECKS, "length"]
-    rows = [
+    agreements = [
         [
-            " / ".join(each.names),
+            _names(each.names),
             str(each.turns),
             f"{share(each.agreement)} ({share(each.low)} to {share(each.high)})",
-            *(str(each.differs_by.get(check, 0)) for check in checks),
         ]
         for each in comparisons
     ]
-    parts = [text_table(["providers", "turns", "agree (95 %)", *checks], rows, width, checks[::-1])]
+    differing = [
+        [_names(each.names), *(str(each.differs_by.get(check, 0)) for check in checks)]
+        for each in comparisons
+    ]
+    parts = [
+        text_table(["providers", "turns", "agree (95 %)"], agreements, width),
+        "\nTurns that differ, by check",
+        text_table(["providers", *checks], differing, width),
+    ]
     for pair in (pair for each in comparisons for pair in each.worst):
         parts.append(f"\n{_side_by_side(pair, ', '.join(pair.differs_by))}")
     return "\n".join(parts)
@@ -154,7 +173,7 @@ def shown(comparisons: Sequence[Comparison], width: int) -> str:
 
 def _judged(found: Judgement) -> str:
     head = (
-        f"judged, {' / '.join(found.names)}: {share(found.agreement)} of {found.asked} say the "
+        f"judged, {_names(found.names)}: {share(found.agreement)} of {found.asked} say the "
         f"same ({share(found.low)} to {share(found.high)})"
     )
     if found.failed:
@@ -164,15 +183,20 @@ def _judged(found: Judgement) -> str:
 
 
 def _side_by_side(pair: Pair, title: str) -> str:
-    asked = f": {pair.question}" if pair.question else ""
-    answers = zip(pair.names, pair.answers, strict=True)
-    return "\n".join([title + asked, *(f"  {name}: {_brief(said)}" for name, said in answers)])
+    lines = [title + (f": {_brief(pair.question)}" if pair.question else "")]
+    for place, (name, said) in enumerate(zip(pair.names, pair.answers, strict=True)):
+        heard = " (heard)" if place == pair.heard else ""
+        calls = "" if said.tool_calls == "[]" else f" {printable(said.tool_calls)}"
+        lines.append(f"  {printable(name)}{heard}: {_brief(said.text)}{calls}")
+    return "\n".join(lines)
 
 
-def _brief(said: Said) -> str:
-    calls = "" if said.tool_calls == "[]" else f" {said.tool_calls}"
-    text = " ".join(said.text.split())
-    return (text if len(text) <= 200 else text[:199] + "…") + calls
+def _names(names: tuple[str, str]) -> str:
+    return " / ".join(map(printable, names))
+
+
+def _brief(text: str) -> str:
+    return printable(" ".join(text.split()))
 
 
 def _advice(pairs: Sequence[Pair], errors: float) -> str:

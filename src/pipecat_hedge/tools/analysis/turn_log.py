@@ -21,6 +21,8 @@ from pipecat_hedge.race import SHED, AttemptReport, HedgeError, TurnReport
 
 NAMED = 5
 """The number of unusable lines that are named; the others are only counted."""
+MOST_CHARS = 200
+"""Longer names are cut."""
 _TURN = TypeAdapter(TurnReport)
 _MOST = 1e11
 """The largest valid figure: in seconds since the epoch the year 5138."""
@@ -147,6 +149,8 @@ def read_logs(paths: Sequence[str | Path]) -> Log:
                         log.turns += [] if is_void else [turn]
                 except ValueError as e:
                     log.skip(path, number, str(e))
+                except RecursionError:
+                    log.skip(path, number, "nested too deep")
     if not log.turns:
         lines = "1 line" if log.skipped == 1 else f"{log.skipped} lines"
         detail = f" ({lines} skipped; {log.named_skips[0]})" if log.skipped else ""
@@ -184,9 +188,10 @@ def parse_turn(record: Mapping[str, Any]) -> TurnReport:
 
 
 def printable(value: Any) -> Any:
-    """Remove terminal control characters from the texts of JSON values."""
+    """Remove terminal control characters from the texts of JSON values, and cut long ones."""
     if isinstance(value, str):
-        return value if value.isprintable() else "".join(filter(str.isprintable, value))
+        text = value if value.isprintable() else "".join(filter(str.isprintable, value))
+        return text if len(text) <= MOST_CHARS else f"{text[: MOST_CHARS - 1]}…"
     if isinstance(value, list):
         return [printable(each) for each in value]
     if isinstance(value, dict):
@@ -195,8 +200,12 @@ def printable(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def named(path: Path) -> Iterator[None]:
+def named(path: Path, wanted: str = "a turn log, JSONL or CSV") -> Iterator[None]:
     """Convert errors while reading a file to one that names it.
+
+    Args:
+        path: The file.
+        wanted: What it should be.
 
     Raises:
         ReadingError: In their place.
@@ -206,7 +215,7 @@ def named(path: Path) -> Iterator[None]:
     except OSError as e:
         raise ReadingError(f"{path} cannot be read: {e.strerror}") from e
     except UnicodeDecodeError as e:
-        raise ReadingError(f"{path} is not text: give a turn log, JSONL or CSV") from e
+        raise ReadingError(f"{path} is not text: give {wanted}") from e
 
 
 def _record_of(line: str) -> dict[str, Any]:
@@ -216,7 +225,7 @@ def _record_of(line: str) -> dict[str, Any]:
         raise ValueError("not JSON") from None
     if not isinstance(record, dict):
         raise ValueError("not an object")
-    return printable(record) if "\\" in line or not line.strip().isprintable() else record
+    return printable(record)
 
 
 def _logged(record: dict[str, Any], policies: dict[str, HedgePolicy | None]) -> LoggedTurn:
