@@ -105,7 +105,7 @@ class LatencyRegistry:
             attempt: The attempt.
             prompt_tokens: The size of the prompt; None where it is not known.
             with_sentence: Whether the time to its first sentence is to be learned too.
-            is_silence: Whether it was silent; see ``ProviderLatency.hold``.
+            is_silence: Whether it was silent; see ``ProviderLatency.record_silence``.
         """
         if attempt.ended_at is None:
             return
@@ -169,7 +169,7 @@ class LatencyRegistry:
             late_after = math.inf
         latency.slow_period.ended(attempt, secs, late_after, has_answered=has_answered)
         if is_silence:
-            latency.hold(secs, prompt_tokens)
+            latency.record_silence(secs, prompt_tokens)
         else:
             is_censored = not has_answered or attempt.is_unsure
             latency.record(secs, censored=is_censored, prompt_tokens=prompt_tokens)

@@ -7,7 +7,6 @@ in a few classes. A class of which too little is known uses the model of all siz
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy.typing as npt
 
 from pipecat_hedge.policy.change_point import Change, ChangePoint
 from pipecat_hedge.policy.latency_model import BUCKETS, LatencyModel, bucket_of, value_of
-from pipecat_hedge.policy.priced_delay import LatencyEstimate
+from pipecat_hedge.policy.priced_delay import SILENCES, LatencyEstimate
 from pipecat_hedge.policy.slow_period import SETTLED, SlowPeriod, late_secs
 from pipecat_hedge.policy.survival import Floats, SurvivalCurve
 
@@ -25,8 +24,6 @@ CLASS_BOUNDS = (2_000, 8_000, 32_000)
 """Prompt tokens at which a class begins."""
 CLASS_AT_LEAST = 64
 """Observations that a class needs to answer for itself."""
-MOST_HELD = 20
-"""How many silences are held back: a provider that answered none of so many is down."""
 OBSERVED = 3
 """How many losers of a provider without answers run on, to see whether it is slow or silent."""
 TRIAL_EVERY_SECS = 10.0
@@ -68,7 +65,7 @@ class ProviderLatency:
         self._usual: dict[int, tuple[SurvivalCurve, float]] = {}
         self.slow_period = SlowPeriod()
         self.silences = self._observed = 0
-        self._held: deque[tuple[float, int | None]] = deque(maxlen=MOST_HELD)
+        self._held: list[tuple[float, int | None]] = []
         self._trial_at = float("-inf")
         self.totals: npt.NDArray[np.int64] | None = None
 
@@ -167,18 +164,23 @@ class ProviderLatency:
         least = SILENT_SECS if answers.seen >= SETTLED else UNKNOWN_SILENT_SECS
         return waited_secs >= max(answers.p90, least)
 
-    def hold(self, secs: float, prompt_tokens: int | None) -> None:
-        """Take a silence, which counts as a long wait once the provider answers again.
+    def record_silence(self, secs: float, prompt_tokens: int | None) -> None:
+        """Take a silence, which counts as a long wait once it is known whether it goes on.
 
-        Until then it would only delay the hedges of the next turns.
+        At once it would only delay the next turn's hedge.
         """
         self._held.append((secs, prompt_tokens))
+        if self.silences >= SILENCES:
+            self._release_silences()
 
     def end_silence(self) -> None:
         """Learn that the provider answers."""
         self.silences = 0
-        while self._held:
-            secs, prompt_tokens = self._held.popleft()
+        self._release_silences()
+
+    def _release_silences(self) -> None:
+        held, self._held = self._held, []
+        for secs, prompt_tokens in held:
             self.record(secs, censored=True, prompt_tokens=prompt_tokens)
 
     def begin_trial(self, now: float | None) -> bool:
