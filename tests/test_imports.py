@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "vllm": {"race", "policy", "limits", "service"},
     "telemetry": {"race", "policy", "limits", "service", "voice"},
     "fleet": {"race", "policy", "limits", "service"},
-    "retrieval": {"race", "policy"},
+    "retrieval": {"race", "policy", "service"},
     "answers": {"race", "policy", "limits", "service"},
 }
 PURE = ("race", "policy", "limits")

@@ -121,8 +121,8 @@ async def call(
 
 
 def documents(prompt: list[Any]) -> str:
-    (content,) = [m["content"] for m in prompt if m["role"] == "developer"] or [""]
-    return content
+    """What stands before the caller's words."""
+    return prompt[-1]["content"].rpartition("\n\n")[0]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,8 @@ async def test_documents_are_handed_to_the_turn_or_it_goes_without(
 ) -> None:
     library = Library(secs)
     (prompt,), (report,) = await call(library, *QUESTION)
-    assert [m["role"] for m in prompt] == [*["developer"] * found, "user"]
+    assert [m["role"] for m in prompt] == ["user"]
+    assert bool(documents(prompt)) == found
     assert (report.documents, report.waited_secs) == (found, pytest.approx(waited))
     assert report.was_ready == (secs == 0.1)
     assert library.live == 0
@@ -267,7 +268,7 @@ async def test_transcript_of_a_predicted_end_waits_for_documents(
     events, strategies = predicted(resumes=resumes), EagerUserTurnStrategies()
     (prompt,), (report,) = await call(Library(secs), *events, strategies=strategies, turns=turns)
     assert [turn.outcome for turn in turns] == ["answered"]
-    assert [m["role"] for m in prompt] == [*["developer"] * (secs != NEVER), "user"]
+    assert [m["role"] for m in prompt] == ["user"]
     assert report.waited_secs == 0.0
     if secs != NEVER:
         assert documents(prompt).endswith("[book] when do you open")

@@ -40,6 +40,7 @@ from pipecat_hedge import (
     Provider,
 )
 from pipecat_hedge.race import ConfigurationError, DrainedAnswer
+from pipecat_hedge.service import CONTINUE
 from pipecat_hedge.service.provider_client import _read_rate_limit
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
 from tests.service.builders import (
@@ -285,7 +286,7 @@ async def test_continuation_prompt_contains_the_released_text() -> None:
     question, answer, instruction = [(m["role"], m["content"]) for m in messages]
     assert question == ("user", "Are you open?")
     assert answer == ("assistant", "We are open till nine.")
-    assert instruction[0] == "developer"
+    assert instruction == ("user", CONTINUE)
     assert len(context.messages) == 1
 
 

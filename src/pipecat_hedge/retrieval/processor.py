@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
-from typing import Any
+from typing import Any, cast
 
 from loguru import logger
 from pipecat.frames.frames import (
@@ -34,6 +34,7 @@ from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat_hedge.policy.hedge_policy import HedgePolicy
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.retrieval.retriever import Document, Retriever, RetrieverRace
+from pipecat_hedge.service.portable import AddedMessage
 
 __all__ = ["RetrievalProcessor", "RetrievalReport"]
 
@@ -259,7 +260,7 @@ class RetrievalProcessor(FrameProcessor):
         if documents:
             passages = (f"[{d.source}] {d.text}" if d.source else d.text for d in documents)
             text = "\n\n".join([self._instruction, *passages])
-            after.append({"role": "developer", "content": text})
+            after.append(cast("LLMContextMessage", AddedMessage(role="developer", content=text)))
         self._message = after[0] if after else None
         await self.push_frame(
             LLMMessagesTransformFrame(lambda messages: [*_without(messages, before), *after])

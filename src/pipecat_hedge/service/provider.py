@@ -32,6 +32,8 @@ class Provider:
         breaker: When its circuit breaker opens; None leaves that as it is, at first the defaults.
         region: Where it is served, or None.
         residency: The jurisdiction that its data stays in, or None.
+        short_tool_ids: Whether ids of tool calls must be nine letters or digits; None is if it is
+            known as Mistral's.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Provider:
         breaker: CircuitBreakerSettings | None = None,
         region: str | None = None,
         residency: str | None = None,
+        short_tool_ids: bool | None = None,
     ):
         """Name a provider.
 
@@ -65,6 +68,9 @@ class Provider:
                 nearest comes first.
             residency: The jurisdiction that its data stays in, such as ``eu``; see the
                 ``residency`` of ``HedgedLLMService``.
+            short_tool_ids: Whether it accepts ids of tool calls only if they are nine letters or
+                digits, as Mistral does; those of other providers become such in its requests. None
+                recognises Mistral by the service's class, address and model.
 
         Raises:
             ConfigurationError: If an argument is invalid; the message names it and the remedy.
@@ -96,6 +102,9 @@ class Provider:
         require(f"region of provider {name!r}", region, str, remedy)
         require(f"residency of provider {name!r}", residency, str, remedy)
         self.region, self.residency = region, residency
+        remedy = "write True, False, or None to recognise Mistral"
+        require(f"short_tool_ids of provider {name!r}", short_tool_ids, bool, remedy)
+        self.short_tool_ids = short_tool_ids
 
     def __repr__(self) -> str:
         return f"Provider({self.name!r}, {len(self.services)} instance(s))"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -24,6 +25,7 @@ from pipecat.utils.errors import (
 from pipecat_hedge.limits.rate_limit_headers import RateLimits, http_date, parse_rate_limits
 from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.service.http_listener import install_hooks
+from pipecat_hedge.service.portable import Dialect
 
 __all__ = [
     "AcquirePermit",
@@ -32,6 +34,7 @@ __all__ = [
     "base_url",
     "capture_rate_limits",
     "close_idle_connections",
+    "dialect_of",
     "exception_error",
     "http_client",
     "keep_connections_open",
@@ -257,6 +260,45 @@ def switch_off_hidden_retries(service: LLMService[Any], *, is_alone: bool = Fals
     service._client = client.with_options(max_retries=0)  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
     logger.debug(f"{service}: SDK retries switched off, the race replaces what fails")
     return retries
+
+
+def dialect_of(
+    service: LLMService[Any], provider: str, *, has_short_ids: bool | None = None
+) -> Dialect:
+    """Return what a service's provider accepts, by its kind, settings and address.
+
+    Args:
+        service: The service.
+        provider: The provider's name.
+        has_short_ids: Whether ids of tool calls must be nine letters or digits; None is what is
+            known of its class, address and model.
+    """
+    settings: Any = service.settings
+    kind = service.get_llm_adapter().id_for_llm_specific_messages
+    options: dict[str, Any] = {"thinking": getattr(settings, "thinking", None)}
+    for name in ("additional_model_request_fields", "extra"):  # Bedrock's; those of all services
+        more: Any = getattr(settings, name, None)
+        options |= more if isinstance(more, Mapping) else {}
+    thinking = options["thinking"]
+    mode = getattr(thinking, "type", None)
+    mode = thinking.get("type") if isinstance(thinking, Mapping) else mode
+    reads_thoughts = True
+    if kind == "anthropic":  # "when thinking is disabled, a message cannot contain thinking"
+        reads_thoughts = mode not in (None, "disabled") or isinstance(
+            getattr(settings, "effort", None), str
+        )
+    elif kind == "openai_responses":  # "can only be provided to a reasoning model"
+        reads_thoughts = bool(getattr(settings, "reasoning", None)) or "reasoning" in options
+    if has_short_ids is None:
+        address = str(getattr(getattr(service, "_client", None), "base_url", ""))
+        known = (*(each.__name__ for each in type(service).__mro__), address, str(settings.model))
+        has_short_ids = any(_MISTRAL.search(name) for name in known)
+    needs_thoughts = mode == "enabled" and kind in ("anthropic", "aws")
+    return Dialect(provider, kind, has_short_ids, reads_thoughts, needs_thoughts)
+
+
+_MISTRAL = re.compile(r"mistral|(?:mini|code|dev|magi|math)stral|(?:mi|pi|vo)xtral", re.IGNORECASE)
+"""Mistral's services, addresses and models."""
 
 
 def read_stream_in_one_task(service: LLMService[Any]) -> None:

@@ -55,7 +55,8 @@ class ProviderPool:
         is_alone = sum(len(provider.services) for provider in providers) == 1
         self.entries = tuple(
             ProviderMember(
-                provider, tuple(ServiceAdapter(s, is_alone=is_alone) for s in provider.services)
+                provider,
+                tuple(ServiceAdapter(s, provider, is_alone=is_alone) for s in provider.services),
             )
             for provider in providers
         )

@@ -35,11 +35,7 @@ from pipecat.frames.frames import (
     SystemFrame,
 )
 from pipecat.metrics.metrics import LLMUsageMetricsData
-from pipecat.processors.aggregators.llm_context import (
-    LLMContext,
-    LLMContextMessage,
-    LLMSpecificMessage,
-)
+from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.frame_processor import (
     FrameCallback,
     FrameDirection,
@@ -58,11 +54,14 @@ from pipecat_hedge.race.reports import ServerLoad
 from pipecat_hedge.race.usable import InlineThought, is_usable_text, is_wait_marker
 from pipecat_hedge.service.attempt_stats import AttemptStats
 from pipecat_hedge.service.connection_warmth import WarmConnection
+from pipecat_hedge.service.portable import Messages, portable
+from pipecat_hedge.service.provider import Provider
 from pipecat_hedge.service.provider_client import (
     AcquirePermit,
     SupportsPromptWarmUp,
     attempt_error,
     capture_rate_limits,
+    dialect_of,
     keep_connections_open,
     read_stream_in_one_task,
     switch_off_hidden_retries,
@@ -70,7 +69,7 @@ from pipecat_hedge.service.provider_client import (
 )
 from pipecat_hedge.service.sentences import MAX_CHARS, SentenceFinder, is_whole_sentence
 from pipecat_hedge.service.stages import Stages
-from pipecat_hedge.service.token_budget import TokenBudget, answer_limit, trimmed
+from pipecat_hedge.service.token_budget import TokenBudget, answer_limit
 
 __all__ = ["Piece", "ServiceAdapter", "ToolCalls"]
 
@@ -108,14 +107,16 @@ class ServiceAdapter:
     """The hosts and models that have sent an end mark to this process. Some servers send none, so
     the first answer of each is believed to be whole."""
 
-    def __init__(self, service: LLMService[Any], *, is_alone: bool = False):
+    def __init__(self, service: LLMService[Any], provider: Provider, *, is_alone: bool = False):
         """Host a service.
 
         Args:
             service: A request/response LLM service that is in no pipeline.
+            provider: The provider that it belongs to.
             is_alone: Whether it is the only one in its race.
         """
         self.service = service
+        self._provider = provider
         self.answers = 0
         self.budget = TokenBudget()
         self._sink: AttemptSink[Piece] | None = None
@@ -244,7 +245,8 @@ class ServiceAdapter:
             if context is not None and isinstance(self.service, SupportsPromptWarmUp):
                 try:
                     async with self.connection.in_use(Stages()):
-                        await self.service.warm(self._own_copy(context, ()), acquire_permit)
+                        copied = self._own_copy(context, most_tokens=self.budget.prompt)
+                        await self.service.warm(copied, acquire_permit)
                     return
                 except Rejected as rejected:
                     logger.debug(f"{self.service}: prompt not warmed up: {rejected}")
@@ -260,7 +262,7 @@ class ServiceAdapter:
         sink: AttemptSink[Piece],
         stats: AttemptStats,
         *,
-        addition: Sequence[LLMContextMessage] = (),
+        addition: Messages = (),
         language: str | None = None,
         may_wait: bool = False,
     ) -> None:
@@ -288,7 +290,7 @@ class ServiceAdapter:
             was_usable, self._tail = self.service.is_usable, ""
             try:
                 # A new frame: the host controls speculation.
-                copied = self._own_copy(context, addition)
+                copied = self._own_copy(context, addition, most_tokens=self.budget.prompt)
                 self._required = _required_arguments(copied)
                 length = len(copied.messages)
                 frame = LLMContextFrame(context=copied)
@@ -328,9 +330,10 @@ class ServiceAdapter:
             stats: Counts what the attempt produces.
         """
         try:
+            copied = self._own_copy(context)
             async with self.connection.in_use(stats.stages):
                 with capture_rate_limits(stats.record_response):
-                    answer = await self.service.run_inference(context, **options)
+                    answer = await self.service.run_inference(copied, **options)
             stats.completed = True
             if answer is not None and answer.strip():
                 stats.record_answer()
@@ -347,13 +350,13 @@ class ServiceAdapter:
         self._yields = True
         self.connection.reopen(self._stats.stages)
 
-    def _own_copy(self, context: LLMContext, addition: Sequence[LLMContextMessage]) -> LLMContext:
-        """Copy the context, without messages that are specific to another kind of service."""
-        mine = self.service.get_llm_adapter().id_for_llm_specific_messages
-        messages = [
-            m for m in context.messages if not isinstance(m, LLMSpecificMessage) or m.llm == mine
-        ]
-        messages = [*trimmed(messages, self.budget.prompt), *addition]
+    def _own_copy(
+        self, context: LLMContext, addition: Messages = (), *, most_tokens: int | None = None
+    ) -> LLMContext:
+        """Copy the context as this member's provider accepts it."""
+        provider = self._provider
+        dialect = dialect_of(self.service, provider.name, has_short_ids=provider.short_tool_ids)
+        messages = portable(context.messages, dialect, most_tokens=most_tokens, addition=addition)
         return LLMContext(messages, tools=context.tools, tool_choice=context.tool_choice)
 
     # ---- the service's output

@@ -21,7 +21,7 @@ from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.reports import TIERS, Tier
 from pipecat_hedge.service.tokens import message_tokens
 
-__all__ = ["TokenBudget", "answer_limit", "budget_of", "trimmed"]
+__all__ = ["TokenBudget", "answer_limit", "budget_of", "role_of", "trimmed"]
 
 STEP = 0.25
 """The share of the budget that is cut at once. A larger step forgets more than is needed."""
@@ -96,7 +96,7 @@ def trimmed(messages: Sequence[LLMContextMessage], most: int | None) -> list[LLM
     tokens = [message_tokens(message) for message in messages] if most is not None else []
     if most is None or sum(tokens) <= most:
         return list(messages)
-    roles = [_role(message) for message in messages]
+    roles = [role_of(message) for message in messages]
     head = next((n for n, role in enumerate(roles) if role not in _INSTRUCTIONS), len(messages))
     head += head < len(messages) and _is_summary(messages[head])
     turns = set[int]()
@@ -142,6 +142,7 @@ def _is_summary(message: LLMContextMessage) -> bool:
     return isinstance(content, str) and content.startswith(_SUMMARY)
 
 
-def _role(message: LLMContextMessage) -> str:
+def role_of(message: LLMContextMessage) -> str:
+    """Return a message's role; empty if it has none."""
     content: Any = message.message if isinstance(message, LLMSpecificMessage) else message
     return str(content.get("role", "")) if isinstance(content, Mapping) else ""

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
+from uuid import uuid4
 
 from pipecat.frames.frames import Frame, LLMTextFrame
 from pipecat.metrics.metrics import LLMTokenUsage
@@ -28,6 +29,7 @@ from pipecat_hedge.service.admission import Admission
 from pipecat_hedge.service.attempt_runner import AttemptRunner, ProviderAttempt
 from pipecat_hedge.service.output_buffer import OutputBuffer
 from pipecat_hedge.service.pipeline_search import Output
+from pipecat_hedge.service.portable import note_author
 from pipecat_hedge.service.service_adapter import Piece, ServiceAdapter, ToolCalls
 from pipecat_hedge.service.tracer import RaceTrace
 from pipecat_hedge.service.turn_planner import TurnPlanner
@@ -335,7 +337,7 @@ class Turn:
             return []
         return [
             {"role": "assistant", "content": self._buffer.said},
-            {"role": "developer", "content": CONTINUE},
+            {"role": "user", "content": CONTINUE},  # which every chat template knows
         ]
 
     # ---- the answer
@@ -388,6 +390,9 @@ class Turn:
         if isinstance(piece, ToolCalls):
             self._tools.append((piece, wall_time))
         else:
+            # A thought of a continuation belongs to a prompt that no later one begins with.
+            is_whole = len(self._released) == 1
+            note_author(piece, self._released[-1].provider if is_whole else "")
             await self._sink.pass_on(piece, wall_time=wall_time)
 
     async def _run_tools(self) -> None:
@@ -398,7 +403,15 @@ class Turn:
         """
         for piece, wall_time in self._tools:
             self._ran_tools = True
-            calls = [dataclasses.replace(call, context=self._context) for call in piece.calls]
+            calls = [
+                dataclasses.replace(
+                    call,
+                    context=self._context,
+                    # Pipecat finds the place for a result by it.
+                    tool_call_id=call.tool_call_id or f"call_{uuid4().hex}",
+                )
+                for call in piece.calls
+            ]
             await self._sink.run_tools(ToolCalls(calls), wall_time=wall_time)
 
     def _repair_context(self) -> None:

@@ -153,3 +153,10 @@ def test_events_are_split_byte_for_byte(parts: list[bytes], data: st.DataObject)
         assert b"".join(splitter.split(found[-1])) == found[-1]
         assert not EventSplitter().feed(bytes(splitter.rest))
     assert b"".join(found) + splitter.rest == b"".join(parts)
+
+
+@pytest.mark.parametrize("wire", [ANTHROPIC, OPENAI], ids=["anthropic", "openai"])
+def test_continuation_ends_with_a_role_that_every_chat_template_knows(wire: Wire) -> None:
+    question = {"role": "user", "content": "Are you open?"}
+    found = wire.continued([question], "Till", "Go on.")
+    assert [message["role"] for message in found] == ["user", "assistant", "user"]

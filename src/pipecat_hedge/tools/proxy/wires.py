@@ -308,7 +308,7 @@ class _OpenAI(Wire):
 
     def continued(self, messages: Sequence[Any], said: str, instruction: str) -> list[Any]:
         added = {"role": "assistant", "content": said}
-        return [*messages, added, {"role": "system", "content": instruction}]
+        return [*messages, added, {"role": "user", "content": instruction}]
 
 
 class _OpenAIReader(EventReader):
