@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import cast
 
@@ -46,8 +47,10 @@ _POLICIES = st.one_of(
 _SLOTS = st.builds(
     Slot,
     st.sampled_from("abc"),
+    silent_secs=_SECS,
     stall_secs=_SECS,
     timeout_secs=_SECS,
+    late_secs=st.floats(0, 3),
     retries=st.integers(0, 2),
 )
 _ERRORS = st.builds(
@@ -100,7 +103,7 @@ class RaceModel(RuleBasedStateMachine):
         self.was_interrupted = False
         self.usable: set[int] = set()
         self.empty: set[int] = set()
-        self.useless: set[str] = set()
+        self.useless: dict[str, float] = {}
         self.refusing: frozenset[str] = frozenset()
         self._take(TurnStarted())
 
@@ -112,13 +115,12 @@ class RaceModel(RuleBasedStateMachine):
             assert not was_over, f"{command} after the end"
             match command:
                 case Launch():
-                    if not self.live and command.reason == "failure":
-                        self.useless.clear()  # a new round may have started
                     assert not isinstance(event, Interrupted), "launched by an interruption"
                     speaking = self.speaker is not None and self.speaker in self.live
                     assert not speaking, "launched beside a committed answer"
                     assert command.attempt == len(self.launched)
-                    assert command.provider not in self.useless, "request to an excluded provider"
+                    until = self.useless.get(command.provider, self.now)
+                    assert until <= self.now + 1e-9, "request to an excluded provider"
                     if command.reason == "hedge":
                         assert command.provider not in self.refusing, (
                             "hedge to a provider that refuses hedges"
@@ -183,7 +185,7 @@ class RaceModel(RuleBasedStateMachine):
     @rule(providers=st.frozensets(st.sampled_from("abc")))
     def some_refuse_hedges(self, providers: frozenset[str]) -> None:
         self.refusing = providers
-        self._take(HedgeEligibilityChanged(dict.fromkeys(providers, "is busy")))
+        self._take(HedgeEligibilityChanged(dict.fromkeys(providers, "is busy"), slow=providers))
 
     @precondition(lambda self: self.launched)
     @rule(
@@ -198,12 +200,8 @@ class RaceModel(RuleBasedStateMachine):
         if kind in ("token", "tools"):
             self.usable.add(attempt)
         if kind in ("finish", "fail"):
-            if (
-                kind == "fail"
-                and attempt in self.live
-                and (error.permanent or error.retry_after_secs)
-            ):
-                self.useless.add(self.launched[attempt])
+            if kind == "fail" and attempt in self.live:
+                self._exclude(self.launched[attempt], error)
             if kind == "finish" and attempt in self.live and attempt not in self.usable:
                 self.empty.add(attempt)
             self.live.discard(attempt)
@@ -217,6 +215,13 @@ class RaceModel(RuleBasedStateMachine):
             "fail": AttemptFailed(attempt, error),
         }
         self._take(events[kind])
+
+    def _exclude(self, provider: str, error: AttemptError) -> None:
+        """A request may be repeated after a ``Retry-After``, and none after a permanent error."""
+        if error.permanent or error.retry_after_secs:
+            again = error.is_transient and not error.permanent
+            until = self.now + (error.retry_after_secs or 0.0) if again else math.inf
+            self.useless[provider] = max(self.useless.get(provider, self.now), until)
 
     @precondition(lambda self: self.live)
     @rule(secs=st.floats(0, 9))
@@ -249,9 +254,9 @@ class RaceModel(RuleBasedStateMachine):
     @invariant()
     def requests_are_bounded(self) -> None:
         sent = len(self.launched) - sum(a.was_rejected for a in self.race.attempts)
-        rounds = 1 + max((slot.retries for slot in self.candidates), default=0)
-        assert sent <= rounds * min(self.policy.max_attempts, len(self.candidates))
-        assert len(self.live) <= self.policy.max_attempts
+        providers = len({slot.provider for slot in self.candidates})
+        most = min(providers + self.policy.max_attempts - 1, len(self.candidates))
+        assert sent <= most + sum(slot.retries for slot in self.candidates)
 
     @invariant()
     def the_end_is_an_end(self) -> None:
