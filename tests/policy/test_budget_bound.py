@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from pipecat_hedge import HedgePolicy, TurnReport
+from pipecat_hedge.race import LaunchReason
 from pipecat_hedge.testing import Say, Step, Wait
 from tests.no_harm.virtual import Scripts
 from tests.service.builders import racing
@@ -30,9 +31,9 @@ def thinking(rng: random.Random) -> float:
     return rng.uniform(3.0, 6.0) if rng.random() < 0.15 else rng.uniform(0.3, 0.8)
 
 
-def extra(report: TurnReport) -> int:
-    """The requests of a turn that are not its first and replace no failure."""
-    return sum(attempt.launch_reason != "failure" for attempt in report.attempts[1:])
+def launched(report: TurnReport, reason: LaunchReason) -> int:
+    """The requests of a turn that were launched for a reason."""
+    return sum(attempt.launch_reason == reason for attempt in report.attempts)
 
 
 async def most_in_a_thousand(
@@ -41,8 +42,9 @@ async def most_in_a_thousand(
     policy: Callable[[int], HedgePolicy],
     draw: Draw,
     at_once: int = 1,
+    reason: LaunchReason = "hedge",
 ) -> int:
-    """The most extra requests in 1,000 turns in a row.
+    """The most requests for a reason in 1,000 turns in a row.
 
     Each tenant calls with two models of its own; as many as ``at_once`` call at the same time.
     """
@@ -58,7 +60,7 @@ async def most_in_a_thousand(
                 await line.ask()
                 await asyncio.sleep(rng.uniform(0.5, 2.0))
             await asyncio.sleep(20.0)
-        sent.extend(extra(report) for report in line.reports)
+        sent.extend(launched(report, reason) for report in line.reports)
 
     for first in range(0, count, at_once):
         await asyncio.gather(*map(call, range(first, first + at_once)))
@@ -92,11 +94,14 @@ async def test_new_tenants_bring_no_credit(
     assert 10 <= most <= 1.25 * 0.0503 * 1_000
 
 
-@pytest.mark.parametrize(
-    ("policy", "most"), [(HedgePolicy.adaptive(0), 2), (HedgePolicy.fallback(), 10)]
-)
-@pytest.mark.parametrize("draw", [long_tail, thinking])
-async def test_slow_answers_are_awaited_without_a_budget(
-    draw: Draw, policy: HedgePolicy, most: int
+@pytest.mark.parametrize("policy", [HedgePolicy.adaptive(0), HedgePolicy.fallback()])
+@pytest.mark.parametrize(("draw", "most"), [(long_tail, 47), (thinking, 20)])
+async def test_without_a_budget_only_silences_cause_requests(
+    draw: Draw, most: int, policy: HedgePolicy
 ) -> None:
-    assert await most_in_a_thousand(1, 1_000, lambda _: policy, draw) <= most
+    """In fewer turns than take longer than 3 s, or than the provider's p98 if that is longer."""
+    assert 0 < await most_in_a_thousand(1, 1_000, lambda _: policy, draw, reason="silence") <= most
+
+
+async def test_budget_of_zero_sends_no_hedges() -> None:
+    assert await most_in_a_thousand(1, 1_000, lambda _: HedgePolicy.adaptive(0), long_tail) == 0
