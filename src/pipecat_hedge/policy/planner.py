@@ -139,7 +139,8 @@ def plan_turn(
     if isinstance(rule, TurnRule):
         facts = TurnFacts(order, known, rng.random(), prompt_tokens, has_tools)
         rule, problem = _rule_of_turn(rule, facts)
-    silent = None if is_routed or policy.has_given_order else _silent_first(order, known)
+    is_given = is_routed or (isinstance(rule, Adaptive) and rule.order == "given")
+    silent = None if is_given else _silent_first(order, known)
     if not isinstance(rule, Adaptive):
         plan = Plan(order, rule, prior_weight=prior_weight, known=known, problem=problem)
         return plan if silent is None else _replace_silent(plan, silent, backends, stats, now)
