@@ -53,7 +53,7 @@ async def test_provider_that_hangs_in_a_call_is_detected(wire: str, sim: Simulat
     await close(*members)
     assert [dict(call.arguments) for call in tool.calls] == [WHOLE]
     hung, won = line.reports[0].attempts
-    assert (hung.outcome, won.outcome, won.launch_reason) == ("superseded", "won", "stall")
+    assert (hung.outcome, won.outcome, won.launch_reason) == ("superseded", "won", "silence")
 
 
 @each_wire

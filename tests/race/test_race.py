@@ -398,6 +398,17 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
         (3.0, TimerFired()),
         (6.0, TimerFired(), SILENCE),
     ),
+    "a tool call that is on its way is no silence": (
+        IMPATIENT,
+        (3.0, Progressed(0, 2.5, is_call=True)),
+        (3.0, TimerFired()),
+        (5.5, TimerFired(), SILENCE),
+    ),
+    "reasoning is": (
+        IMPATIENT,
+        (3.0, Progressed(0, 2.5)),
+        (3.0, TimerFired(), SILENCE),
+    ),
     "silent attempts do not count against the maximum": (
         replace(IMPATIENT, candidates="abc"),
         (3.0, TimerFired(), SILENCE),

@@ -30,6 +30,7 @@ class Attempt:
         timeout_secs: The silence after which it counts as failed, or None.
         first_token_at: When its first usable token came, or None.
         last_token_at: When its latest usable token came, or None.
+        calling_at: When the latest part of an unfinished tool call came, or None.
         progressed_at: When its latest undelivered output (reasoning, arguments) came, or None.
         speakable_at: When it had a speakable unit, or None.
         called_tools: Whether it produced complete tool calls.
@@ -42,6 +43,7 @@ class Attempt:
 
     __slots__ = (
         "called_tools",
+        "calling_at",
         "detail",
         "ended_at",
         "error",
@@ -82,6 +84,7 @@ class Attempt:
         self.opened_at: float | None = None
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
+        self.calling_at: float | None = None
         self.progressed_at: float | None = None
         self.speakable_at: float | None = None
         self.called_tools = False

@@ -72,10 +72,12 @@ class Progressed:
     Parameters:
         attempt: The attempt's number.
         at: When the latest output came; None if the stream cannot be read.
+        is_call: Whether it is a part of a tool call: an answer that is on its way.
     """
 
     attempt: int
     at: float | None
+    is_call: bool = False
 
 
 @dataclass(frozen=True, slots=True)

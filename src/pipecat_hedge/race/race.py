@@ -231,7 +231,7 @@ class Race:
             if attempt.outcome is not None:
                 return ()
             if isinstance(event, Progressed):
-                self._progress(attempt, event.at)
+                self._progress(attempt, event)
                 return ()
             reaction = self._react(self._ATTEMPT_TABLE, event)
             if isinstance(event, AttemptFailed):
@@ -294,9 +294,10 @@ class Race:
         elif is_first and self._phase is Phase.WAITING:
             self._reconsider(now)  # the rule may now estimate better how long the sentence takes
 
-    def _progress(self, attempt: Attempt, at: float | None) -> None:
-        if at is not None:
-            attempt.progressed_at = at
+    def _progress(self, attempt: Attempt, event: Progressed) -> None:
+        if event.at is not None:
+            attempt.progressed_at = event.at
+            attempt.calling_at = event.at if event.is_call else attempt.calling_at
         elif self._phase is Phase.COMMITTED:
             attempt.stall_secs = None  # an unreadable stream must not end for its silence
 
@@ -521,7 +522,7 @@ class Race:
             return _after(max(attempt.last_progress_at, self._counts_from), attempt.stall_secs)
         times = SLOW_TIMES if attempt.provider in self._slow else 1.0
         secs = attempt.slot.silent_secs
-        since = max(attempt.launched_at, self._counts_from)
+        since = max(attempt.calling_at or attempt.launched_at, self._counts_from)
         return None if secs is None else since + times * secs
 
     def _repeat_at(self) -> float | None:

@@ -513,6 +513,7 @@ class AttemptRunner(Generic[T, A]):
         stats = self.attempts[number].stats
         deltas = stats.stages.deltas
         if deltas.knows_format:
-            return None if deltas.delta_at is None else Progressed(number, deltas.delta_at)
+            at = deltas.delta_at
+            return None if at is None else Progressed(number, at, is_call=bool(deltas.calls))
         may_call = stats.has_answer and self._planner.has_tools
         return Progressed(number, None) if may_call else None
