@@ -162,6 +162,7 @@ class ProviderStats(LatencyRegistry):
                     (key, latency)
                     for key, latency in self.latencies.items()
                     if provider_key(key) not in self.simulated
+                    and (latency.seen or latency.silences)
                 ]
             if not latencies:
                 return

@@ -62,11 +62,13 @@ async def talked(*members: LLMService[Any], policy: HedgePolicy | None = None) -
 
 @pytest.mark.parametrize("wire", WIRES)
 async def test_file_stays_as_it_was(wire: str, sim: Simulator, file: Path) -> None:
-    before, member = file.read_bytes(), simulated(wire, sim, MODEL)
+    """The second provider is planned with and never asked."""
+    before = file.read_bytes()
+    members = [simulated(wire, sim, model) for model in (MODEL, "fixed")]
     try:
-        await talked(member)
+        await talked(*members)
     finally:
-        await close(member)
+        await close(*members)
     assert file.read_bytes() == before
     fresh = ProviderStats(FileStore(file))
     assert prior_weight(shared_stats(), Backend("a", MODEL)) < prior_weight(
