@@ -3,12 +3,17 @@
 In virtual time: two providers of the profile ``jagged`` (p50 0.2 s, p95 2.3 s, p99 8 s), each of
 which serves so many requests at once and lets others wait, and callers in calls of many turns. A
 share of the turns asks what a FAQ knows. ``python -m scripts.jagged_platform`` prints a table.
+
+The report says nothing of what is quicker than its p50, and with known answers the new p50 is
+there. So each p50 is printed under two assumptions: the profile's, the line from p50 to p95 goes on
+below (its least is 96 ms), and a floor: no request is quicker than 120 ms, 60 % of the p50.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -27,11 +32,14 @@ from pipecat_hedge import (
     TurnReport,
 )
 from pipecat_hedge.answers import FaqEntry
-from pipecat_hedge.policy import PROFILES
+from pipecat_hedge.policy import PROFILES, LatencyProfile
 from pipecat_hedge.testing import AutojumpLoop, Say, ScriptedLLMService, Wait
 from pipecat_hedge.tools.bench import TimedPipeline
 
-GOAL_MS = (120, 800, 1_500)
+REPORTED_MS = (120, 800, 1_500)
+"""The report's own p50, p95 and p99 after its work."""
+LINE = PROFILES["jagged"]
+FLOOR = dataclasses.replace(LINE, points=((0.0, 0.12), *LINE.points[1:]))
 FAQ = [FaqEntry(questions=["When do you open?"], answer="We open at noon.")]
 KNOWN, OTHER = "When are you opening?", "Could we sit outside tonight?"
 WARM_UP = 20
@@ -41,18 +49,18 @@ WARM_UP = 20
 class Jagged(ScriptedLLMService):
     """Answers as the profile does, and lets requests beyond its capacity wait."""
 
-    def __init__(self, room: asyncio.Semaphore, rng: random.Random):
+    def __init__(self, profile: LatencyProfile, room: asyncio.Semaphore, rng: random.Random):
         super().__init__([])
-        self._room, self._rng = room, rng
+        self._profile, self._room, self._rng = profile, room, rng
 
     async def _play(self, script: Any, context: LLMContext) -> None:
         async with self._room:
-            secs = PROFILES["jagged"].sample(self._rng)
+            secs = self._profile.sample(self._rng)
             await super()._play([Wait(secs), Say("Gladly.")], context)
 
 
 async def measured(
-    budget: float | None, hits: float, args: argparse.Namespace
+    budget: float | None, hits: float, args: argparse.Namespace, profile: LatencyProfile = LINE
 ) -> tuple[list[float], float]:
     """Return the waits of all callers in seconds, and the extra requests per turn.
 
@@ -60,6 +68,7 @@ async def measured(
         budget: Of the policy; None is the bare service.
         hits: The share of turns that the FAQ knows.
         args: The load.
+        profile: Of both providers.
     """
     stats, rooms = ProviderStats(), [asyncio.Semaphore(args.capacity) for _ in range(2)]
     waits: list[float] = []
@@ -67,7 +76,7 @@ async def measured(
 
     def service(number: int) -> LLMService[Any]:
         rngs = [random.Random(f"{args.seed} {number} {each}") for each in range(2)]
-        first, second = (Jagged(room, rng) for room, rng in zip(rooms, rngs, strict=True))
+        first, second = (Jagged(profile, room, rng) for room, rng in zip(rooms, rngs, strict=True))
         if budget is None:
             return first
         llm = HedgedLLMService(
@@ -102,12 +111,11 @@ async def measured(
     return waits, extra - asked if budget is not None else 0.0
 
 
-def row(name: str, waits: Sequence[float], extra: float) -> str:
-    """Format a row; it says whether the report's own figures are reached."""
+def row(name: str, waits: Sequence[float], extra: float, with_floor: Sequence[float]) -> str:
+    """Format a row; all but the second p50 is under the profile's assumption."""
     p50, p95, p99 = 1_000 * np.quantile(waits, (0.5, 0.95, 0.99))
-    met = all(p <= goal for p, goal in zip((p50, p95, p99), GOAL_MS, strict=True))
-    mark = "  goal met" if met else ""
-    return f"{name:34}{p50:6.0f} {p95:6.0f} {p99:6.0f} ms   +{100 * extra:.0f} %{mark}"
+    other_p50 = 1_000 * np.median(with_floor)
+    return f"{name:26}{p50:6.0f} {other_p50:10.0f} {p95:6.0f} {p99:6.0f} ms   +{100 * extra:.0f} %"
 
 
 def main() -> None:
@@ -120,7 +128,7 @@ def main() -> None:
     args = parser.parse_args()
     logger.remove()
     print(f"{args.callers} callers, each provider serves {args.capacity} at once")
-    print(f"{'':34}{'p50':>6} {'p95':>6} {'p99':>6}      requests")
+    print(f"{'':26}{'p50':>6} {'with floor':>10} {'p95':>6} {'p99':>6}      requests")
     arms = [("bare service", None, 0.0), (f"hedged {args.budget:.0%}", args.budget, 0.0)]
     arms += [
         (f"hedged {args.budget:.0%}, {hits:.0%} known", args.budget, hits)
@@ -128,7 +136,11 @@ def main() -> None:
     ]
     for name, budget, hits in arms:
         with asyncio.Runner(loop_factory=AutojumpLoop) as runner:
-            print(row(name, *runner.run(measured(budget, hits, args))))
+            found = runner.run(measured(budget, hits, args))
+            with_floor, _ = runner.run(measured(budget, hits, args, FLOOR))
+        print(row(name, *found, with_floor))
+    p50, p95, p99 = REPORTED_MS
+    print(f"{'the report, after its work':26}{p50:6} {'':10} {p95:6} {p99:6} ms")
 
 
 if __name__ == "__main__":

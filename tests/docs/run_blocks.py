@@ -16,6 +16,7 @@ import os
 import re
 import sys
 import traceback
+import urllib.request
 from typing import Any
 
 import pipecat_hedge
@@ -67,6 +68,9 @@ def main() -> None:
     (change,) = re.findall(r'^Then write `(model=".*?")`', README.text, re.M)
     programs.append(re.sub(r'model="[\w.-]+"', change, programs[0]))  # README suggests it
     printed = [run_program(program) for program in programs]
+    simulator = os.environ["ANTHROPIC_BASE_URL"]
+    urllib.request.urlopen(f"{simulator}/simulator/conditions", b'{"fault": "529"}').close()
+    printed.append(run_program(programs[0]))
     print(json.dumps({"failed": failed, "printed": printed}), flush=True)
     os._exit(0)  # exporters would look for a collector
 

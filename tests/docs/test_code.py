@@ -52,7 +52,7 @@ FIELDS: dict[str, tuple[type, ...]] = {
 
 
 async def test_everything_that_can_run_does(tmp_path: Path) -> None:
-    """README's example comes first: as it is, and with the change that README suggests."""
+    """README's example comes first: as it is, as README suggests, and with providers that fail."""
     async with Simulator(seed=1) as sim:
         env = {
             **os.environ,
@@ -74,10 +74,12 @@ async def test_everything_that_can_run_does(tmp_path: Path) -> None:
     assert process.returncode == 0, errors.decode()[-2000:]
     done = json.loads(output.splitlines()[-1])
     assert not done["failed"], "\n".join(done["failed"])
-    example, *_, changed = done["printed"]
-    assert "risotto" in example
-    assert changed.startswith("claude ")
-    assert "[('openai', 'superseded'), ('claude', 'won')]" in changed
+    example, *_, changed, failed = done["printed"]
+    assert re.fullmatch(r"openai after \d\.\d\d s \[.*\('openai', 'won'\).*\]\n", example)
+    outcomes = re.escape("[('openai', 'superseded'), ('claude', 'won')]")
+    assert re.fullmatch(rf"claude after \d\.\d\d s {outcomes}\n", changed)
+    assert failed.startswith("no provider answered [('openai', 'failed'), ('claude', 'failed')")
+    assert failed.count("\n") == 1
 
 
 # ---- excerpts: names that exist

@@ -108,6 +108,17 @@ def test_a_guides_options_exist(page: str, commands: tuple[str, ...]) -> None:
     assert named <= known
 
 
+def test_whatif_prints_what_its_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(ROOT)
+    [shown] = [b.code for b in doc("whatif.md").blocks("console") if "Recommended" in b.code]
+    command, _, output = shown.partition("\n")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert main(shlex.split(command)[2:]) == 0
+    lines = [line.rstrip() for line in printed.getvalue().splitlines()]
+    assert lines == output.splitlines()
+
+
 def test_the_commands_are_found() -> None:
     """A page without its commands would pass."""
     assert sum(len(command_lines(page)) for page in PAGES) > 60

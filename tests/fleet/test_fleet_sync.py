@@ -167,6 +167,20 @@ async def test_totals_of_a_slice_are_written_until_it_is_over() -> None:
 
 
 @pytest.mark.virtual_time
+async def test_nothing_of_a_simulated_provider_is_shared() -> None:
+    store = Scripted()
+    stats = ProviderStats(store)
+    stats.mark_simulated(Backend("a", "m"))
+    for name in "ab":
+        provider = Provider(name, ScriptedLLMService([Wait(0.1), Say("Yes.")], model="m"))
+        async with Line(HedgedLLMService([provider], stats=stats)) as line:
+            await line.ask()
+    shared = "".join(store.documents)
+    assert ("a | m" in shared, "b | m" in shared) == (False, True)
+    assert (bool(store.counted("a | m")), bool(store.counted("b | m"))) == (False, True)
+
+
+@pytest.mark.virtual_time
 async def test_full_slice_takes_no_further_processes() -> None:
     store = Scripted(Received(fields=10**6), Received(fields=10**6))
     found = await written(store, (0.0, 1.0, SLICE_SECS + 1.0))

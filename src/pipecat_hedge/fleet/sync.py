@@ -13,7 +13,7 @@ import os
 import random
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 import numpy as np
@@ -23,6 +23,7 @@ from pipecat_hedge.fleet.document import MOST_AGE_SECS, Document, UnknownVersion
 from pipecat_hedge.limits.admission_controller import MOST_PROVIDERS, AdmissionController
 from pipecat_hedge.limits.fleet_advice import Advice, Finding, Findings, advise
 from pipecat_hedge.limits.server_queue import LoadReading
+from pipecat_hedge.policy.backends import provider_key
 from pipecat_hedge.policy.hedge_budget import HedgeBudget
 from pipecat_hedge.policy.provider_latency import COUNTS, ProviderLatency
 from pipecat_hedge.policy.shared_store import Received, SharedStore, Slice, StoreUnavailable
@@ -99,6 +100,7 @@ class FleetSync:
         latencies: Mapping[str, ProviderLatency],
         accounts: Mapping[float, HedgeBudget],
         health: AdmissionController,
+        simulated: Collection[str] = (),
     ):
         """Name what is to be kept in step; nothing runs yet.
 
@@ -108,10 +110,12 @@ class FleetSync:
             latencies: By the provider's key.
             accounts: What may be spent on extra requests, by the budget.
             health: The registry of breakers and limits.
+            simulated: The providers of which nothing is shared; see ``LatencyRegistry``.
         """
         self._store = store
         self._lock = lock
         self._latencies, self._accounts, self._health = latencies, accounts, health
+        self._simulated = simulated
         self._rng = random.Random()
         self._turn = threading.Lock()
         self._runs_on: asyncio.AbstractEventLoop | None = None
@@ -257,6 +261,8 @@ class FleetSync:
         totals: dict[str, np.ndarray] = {}
         with self._lock:
             for key, latency in self._latencies.items():
+                if provider_key(key) in self._simulated:
+                    continue
                 if latency.totals is not None and latency.totals.any():
                     totals[key] = latency.totals.copy()
         return totals
@@ -306,7 +312,8 @@ class FleetSync:
 
     def _own_findings(self, now: float) -> dict[str, Finding]:
         with self._health.lock:
-            found = {key: each.finding(now) for key, each in self._health.entries().items()}
+            entries = self._health.entries().items()
+            found = {k: each.finding(now) for k, each in entries if k not in self._simulated}
         return {key: each for key, each in found.items() if each.found != "unsure" or each.closings}
 
     def _follow(self, own: Findings, documents: Mapping[str, str], now: float) -> None:

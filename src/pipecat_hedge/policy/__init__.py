@@ -1,6 +1,6 @@
 """What to send and when: policies, planner, hedge budget, SLOs and learned latencies."""
 
-from pipecat_hedge.policy.backends import Backend
+from pipecat_hedge.policy.backends import SIMULATED_HEADER, Backend
 from pipecat_hedge.policy.hedge_policy import (
     Adaptive,
     AfterSilence,
@@ -31,6 +31,7 @@ from pipecat_hedge.policy.turn_route import (
 
 __all__ = [
     "PROFILES",
+    "SIMULATED_HEADER",
     "Adaptive",
     "AfterSilence",
     "Backend",

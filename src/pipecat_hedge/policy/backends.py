@@ -5,11 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-__all__ = ["MOST_PROVIDERS", "Backend", "Measures", "key_of"]
+__all__ = [
+    "MOST_PROVIDERS",
+    "SIMULATED_HEADER",
+    "Backend",
+    "Measures",
+    "key_of",
+    "provider_key",
+]
 
 MOST_PROVIDERS = 256
 """Most keys in each map by provider and model; the least recently used one is dropped. A key
 takes up to about 150 KB of memory and 50 KB of a file."""
+
+SIMULATED_HEADER = "x-pipecat-hedge-simulated"
+"""The header of the simulator's responses: what is learned from them is not kept."""
 
 Measures: TypeAlias = Literal["first_token", "whole_answer", "wait"]
 
@@ -47,3 +57,8 @@ class Backend:
 def key_of(provider: str, model: str | None) -> str:
     """Return the key of a provider and model."""
     return f"{provider} | {model or ''}"
+
+
+def provider_key(key: str) -> str:
+    """Return the key of the provider and model from that of any of their statistics."""
+    return " | ".join(key.split(" | ")[:2])

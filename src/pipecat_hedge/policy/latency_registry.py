@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from pipecat_hedge.policy.backends import MOST_PROVIDERS, Backend
+from pipecat_hedge.policy.backends import MOST_PROVIDERS, Backend, key_of, provider_key
 from pipecat_hedge.policy.budget_accounts import BudgetAccounts, BudgetState
 from pipecat_hedge.policy.hedge_benefit import BenefitCache
 from pipecat_hedge.policy.latency_model import in_doubt
@@ -36,6 +36,7 @@ class LatencyRegistry:
     Attributes:
         latencies: By the provider's key, the one used last at the end.
         accounts: What may be spent on hedges, by budget.
+        simulated: The providers whose statistics stay in this process, by ``provider_key``.
         benefits: What has been computed for pairs of curves.
     """
 
@@ -48,6 +49,7 @@ class LatencyRegistry:
         self._lock = threading.Lock()
         self.latencies: OrderedDict[str, ProviderLatency] = OrderedDict()
         self.benefits = BenefitCache()
+        self.simulated: set[str] = set()
         self._kept: dict[str, Any] = {}
         self._is_new = False
         self.accounts = BudgetAccounts(self._lock, processes)
@@ -86,6 +88,15 @@ class LatencyRegistry:
             }
 
     # ---- what happened
+
+    def mark_simulated(self, backend: Backend) -> None:
+        """Keep what is learned of a provider to this process: a simulator answers for it."""
+        with self._lock:
+            self.simulated.add(key_of(backend.provider, backend.model))
+
+    def is_simulated(self, backend: Backend) -> bool:
+        """Whether a simulator has answered for a provider."""
+        return key_of(backend.provider, backend.model) in self.simulated
 
     def record(
         self,
@@ -294,7 +305,7 @@ class LatencyRegistry:
         """The keys (``key_of``) of the providers that are slower than was usual for them."""
         with self._lock:
             keys = [key for key, latency in self.latencies.items() if latency.slow_period.is_on]
-        return {" | ".join(key.split(" | ")[:2]) for key in keys}
+        return {provider_key(key) for key in keys}
 
     def _of(self, backend: Backend) -> ProviderLatency:
         latency = self.latencies.get(backend.key)
@@ -307,7 +318,7 @@ class LatencyRegistry:
             elif backend.measures == "wait":
                 prior = in_doubt(prior)
             latency = ProviderLatency(prior)
-            if (saved := self._kept.pop(backend.key, None)) is not None:
+            if (saved := self._kept.get(backend.key)) is not None:
                 latency.restore(saved)
             self._introduce(backend.key, latency)
             self.latencies[backend.key] = latency

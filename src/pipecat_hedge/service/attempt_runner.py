@@ -270,6 +270,7 @@ class AttemptRunner(Generic[T, A]):
 
     def _learn(self) -> None:
         """Learn from the attempts; those of a withdrawn turn were not waited for."""
+        self._mark_simulated()
         if self.is_speculative and self.race is not None and self.race.winner is None:
             for attempt in self.attempts:
                 self._planner.forget(attempt)
@@ -381,6 +382,7 @@ class AttemptRunner(Generic[T, A]):
 
     def _on_first_token(self, attempt: ProviderAttempt) -> None:
         assert attempt.permit is not None
+        self._mark_simulated()
         size = size_class(self._planner.prompt_tokens)
         attempt.lag_secs = self._admission.record_first_token(attempt.permit, size)
         if attempt.probe_alarm is not None:
@@ -405,6 +407,14 @@ class AttemptRunner(Generic[T, A]):
         self._admission.record_rate_limits(
             attempt.permit, stats.rate_limit, stats.rate_limit_at, prompt_tokens
         )
+
+    def _mark_simulated(self) -> None:
+        """Mark the providers that a simulator answers for, and silent ones at its address."""
+        hosts = {a.stats.stages.host for a in self.attempts if a.stats.stages.is_simulated}
+        for attempt in self.attempts:
+            stages = attempt.stats.stages
+            if stages.is_simulated or (stages.host is not None and stages.host in hosts):
+                self._planner.mark_simulated(attempt.provider)
 
     def _close(self, attempt: ProviderAttempt, failure: AttemptError | None) -> None:
         """Release the permit with the outcome."""

@@ -96,7 +96,8 @@ def join_fleet(
     """Share a registry through a store. ``lock`` protects the registry."""
     from pipecat_hedge.fleet.sync import FleetSync
 
-    return FleetSync(store, lock, registry.latencies, registry.accounts.accounts, health)
+    accounts, simulated = registry.accounts.accounts, registry.simulated
+    return FleetSync(store, lock, registry.latencies, accounts, health, simulated)
 
 
 def slo_tracker(events: EventHub) -> SloTracker:

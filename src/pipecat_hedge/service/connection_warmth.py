@@ -117,6 +117,7 @@ class WarmConnection:
     Attributes:
         connect_secs: The shortest time that opening a connection has taken; None if none has been
             opened yet.
+        is_simulated: Whether a simulator has answered.
     """
 
     def __init__(self, service: LLMService[Any]):
@@ -131,6 +132,7 @@ class WarmConnection:
         self._pool = _Pool() if client is None else _pools.setdefault(client, _Pool())
         self._expiry_secs = keepalive_expiry(client)
         self.connect_secs: float | None = None
+        self.is_simulated = False
         self._host: str | None = None
         self._uses = 0
         self._lost_reuses = 0  # requests lost on reused connections, in a row
@@ -181,7 +183,7 @@ class WarmConnection:
             failed: Whether the request failed without an exception.
         """
         loop, pool = asyncio.get_running_loop(), self._pool
-        stages.is_traced = self._is_traced
+        stages.is_traced, stages.is_simulated = self._is_traced, self.is_simulated
         idle_since, pool.idle_since = pool.idle_since, None
         is_whole = has_raised = False
         self._uses += 1
@@ -196,6 +198,7 @@ class WarmConnection:
         finally:
             self._uses -= 1
             self._used_at = loop.time()
+            self.is_simulated |= stages.is_simulated
             if stages.new_connection is False:
                 stages.is_lost = stages.headers_at is None and (has_raised or failed())
                 if stages.is_lost:

@@ -308,6 +308,11 @@ class HedgedLLMService(LLMService):
         return self._stats
 
     @property
+    def is_simulated(self) -> bool:
+        """Whether a simulator answers for one of the providers."""
+        return any(self._stats.is_simulated(entry.backend) for entry in self._members.entries)
+
+    @property
     def policy(self) -> HedgePolicy:
         """The hedging policy."""
         return self._policy

@@ -14,9 +14,10 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
+from pipecat_hedge.policy.backends import SIMULATED_HEADER
 from pipecat_hedge.service.stages import Stages
 
-__all__ = ["install_hooks", "recording", "trace_request", "trace_response"]
+__all__ = ["install_hooks", "record_mark", "recording", "trace_request", "trace_response"]
 
 # A context variable, because a client is shared and a request does not name its attempt.
 _watched: ContextVar[Stages | None] = ContextVar("watched", default=None)
@@ -42,6 +43,12 @@ def install_hooks(client: Any) -> None:
     if trace_request not in hooks["request"]:
         hooks["request"].append(trace_request)
         hooks["response"].append(trace_response)
+
+
+def record_mark(headers: Mapping[str, str]) -> None:
+    """Record whether a client that cannot be traced has a simulator's response."""
+    if (stages := _watched.get()) is not None:
+        stages.is_simulated |= SIMULATED_HEADER in {name.lower() for name in headers}
 
 
 async def trace_request(request: Any) -> None:

@@ -24,7 +24,7 @@ from pipecat.utils.errors import (
 
 from pipecat_hedge.limits.rate_limit_headers import RateLimits, http_date, parse_rate_limits
 from pipecat_hedge.race.errors import AttemptError
-from pipecat_hedge.service.http_listener import install_hooks
+from pipecat_hedge.service.http_listener import install_hooks, record_mark
 from pipecat_hedge.service.portable import Dialect
 
 __all__ = [
@@ -304,6 +304,8 @@ _MISTRAL = re.compile(r"mistral|(?:mini|code|dev|magi|math)stral|(?:mi|pi|vo)xtr
 def read_stream_in_one_task(service: LLMService[Any]) -> None:
     """Make Pipecat's Google service read each chunk in the task that is cancelled.
 
+    Its client may be aiohttp's, which is not traced: the first chunk has the response's headers.
+
     Before Python 3.12 its ``asyncio.wait_for`` reads a chunk in a task of its own. A request that
     is cancelled before that task has run stays open until the next garbage collection, because the
     SDK's response and its generator refer to each other.
@@ -314,7 +316,7 @@ def read_stream_in_one_task(service: LLMService[Any]) -> None:
     async def iter_stream(
         response: AsyncIterator[Any], *, first_chunk_timeout: float | None
     ) -> AsyncGenerator[Any]:
-        timeout_secs = first_chunk_timeout
+        timeout_secs, is_first = first_chunk_timeout, True
         try:
             while True:
                 async with asyncio.timeout(timeout_secs):
@@ -322,6 +324,9 @@ def read_stream_in_one_task(service: LLMService[Any]) -> None:
                         chunk = await anext(response)
                     except StopAsyncIteration:
                         return
+                if is_first:
+                    record_mark(getattr(chunk.sdk_http_response, "headers", None) or {})
+                    is_first = False
                 yield chunk
                 timeout_secs = service._stream_idle_timeout_secs  # pyright: ignore[reportAttributeAccessIssue]
         finally:

@@ -18,7 +18,7 @@ from loguru import logger
 from pipecat_hedge.limits.admission_controller import AdmissionController
 from pipecat_hedge.limits.background import LoopWork
 from pipecat_hedge.limits.loop_lag import LoopWatch
-from pipecat_hedge.policy.backends import MOST_PROVIDERS
+from pipecat_hedge.policy.backends import MOST_PROVIDERS, provider_key
 from pipecat_hedge.policy.latency_registry import LatencyRegistry
 from pipecat_hedge.policy.priors import prior_for
 from pipecat_hedge.policy.provider_latency import ProviderLatency
@@ -146,7 +146,10 @@ class ProviderStats(LatencyRegistry):
         )
 
     def save(self) -> None:
-        """Save the statistics, if there is a store and anything new."""
+        """Save the statistics, if there is a store and anything new.
+
+        Of a simulated provider what the store had before stays there.
+        """
         if self._store is None:
             return
         with self._saving:  # one at a time, or an older state might be saved last
@@ -155,7 +158,14 @@ class ProviderStats(LatencyRegistry):
                     return
                 self._is_new, self._saved_at = False, self._clock()
                 providers = dict(self._kept)
-                latencies = list(self.latencies.items())
+                latencies = [
+                    (key, latency)
+                    for key, latency in self.latencies.items()
+                    if provider_key(key) not in self.simulated
+                    and (latency.seen or latency.silences)
+                ]
+            if not latencies:
+                return
             for key, latency in latencies:
                 with self._lock:  # one lock per provider: a turn waits for one at most
                     providers.pop(key, None)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from pipecat_hedge.policy.backends import SIMULATED_HEADER
 from pipecat_hedge.race.reports import StageReport
 from pipecat_hedge.service.deltas import DeltaReader
 
@@ -39,6 +40,7 @@ class Stages:
         host: The request's host, with the port if it is not the default.
         requested_at: When the client was called.
         keep_alive_secs: The server's keep-alive timeout, if it states one.
+        is_simulated: Whether the server is known as a simulator.
         deltas: Reads the response's body.
     """
 
@@ -57,6 +59,7 @@ class Stages:
     host: str | None = None
     requested_at: float | None = None
     keep_alive_secs: float | None = None
+    is_simulated: bool = False
     deltas: DeltaReader = field(default_factory=DeltaReader)
     _began_at: float = 0.0
 
@@ -92,6 +95,7 @@ class Stages:
         if server_time_found is not None:
             self.server_secs, self.server_source = server_time_found
         self.keep_alive_secs = keep_alive_secs(headers)
+        self.is_simulated |= SIMULATED_HEADER in headers
 
     def record_chunk(self, chunk: bytes) -> None:
         """Record a part of a response's body."""

@@ -204,6 +204,10 @@ class TurnPlanner(Generic[A]):
         backend = self._backend(attempt.provider)
         self._stats.record_listened(backend, attempt, first_at, now, self.prompt_tokens)
 
+    def mark_simulated(self, provider: str) -> None:
+        """Keep what is learned of a provider to this process."""
+        self._stats.mark_simulated(self._backend(provider))
+
     def _backend(self, provider: str) -> Backend:
         return next(b for b in self._backends if b.provider == provider)
 

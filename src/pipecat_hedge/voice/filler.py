@@ -341,6 +341,8 @@ class FillerProcessor(FrameProcessor):
 
     def _learn(self, backend: Backend, waited_secs: float, *, censored: bool = False) -> None:
         assert self._stats is not None
+        if self._hedged is not None and self._hedged.is_simulated:
+            self._stats.mark_simulated(backend)
         self._stats.record_first_token(backend, waited_secs, None, censored=censored)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 from aiohttp import web
 from anyio import CapacityLimiter
 
-from pipecat_hedge.policy import PROFILES
+from pipecat_hedge.policy import PROFILES, SIMULATED_HEADER
 from pipecat_hedge.tools.simulator.behaviour import (
     BehaviourError,
     checked_capacity,
@@ -116,6 +116,7 @@ class Simulator(ProviderUrls):
                 web.route("*", "/{path:.*}", self._unknown),
             ]
         )
+        app.on_response_prepare.append(_mark)
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1
         )
@@ -315,6 +316,10 @@ class Simulator(ProviderUrls):
             "POST /v1/messages, POST /v1beta/models/{model}:streamGenerateContent, "
             "GET /v1/models, GET and DELETE /ledger, GET and POST /simulator/conditions",
         )
+
+
+async def _mark(_: web.Request, response: web.StreamResponse) -> None:
+    response.headers[SIMULATED_HEADER] = "1"
 
 
 async def _json_body(request: web.Request) -> dict[str, Any]:

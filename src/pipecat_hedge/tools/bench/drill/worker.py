@@ -35,6 +35,7 @@ from pipecat_hedge import (
     TurnReport,
 )
 from pipecat_hedge.fleet import RedisStore
+from pipecat_hedge.policy import SIMULATED_HEADER
 from pipecat_hedge.tools.bench.drill.scenarios import ANSWER, Variant
 from pipecat_hedge.tools.bench.timed_pipeline import TimedPipeline
 
@@ -140,12 +141,17 @@ class _Services:
             if request.method == "POST":
                 write(Sent(at=time.monotonic(), provider=by_port[str(request.url.port)]))
 
+        async def unmark(response: Any) -> None:  # a drill is about what the workers share
+            response.headers.pop(SIMULATED_HEADER, None)
+
         limits = connection_limits(
             max_keepalive_connections=CONNECTIONS,
             max_connections=CONNECTIONS,
             keepalive_expiry=None,
         )
-        http = DefaultAsyncHttpxClient(limits=limits, event_hooks={"request": [count]})
+        http = DefaultAsyncHttpxClient(
+            limits=limits, event_hooks={"request": [count], "response": [unmark]}
+        )
         retrying = task.variant.kind == "retry"
         options: dict[str, Any] = {"max_retries": 2, "timeout": 5.0} if retrying else {}
         options = {"api_key": "any", "http_client": http, "max_retries": 0, **options}
