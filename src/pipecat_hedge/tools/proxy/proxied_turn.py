@@ -193,6 +193,7 @@ class ProxiedTurn:
         answer = self._answers[attempt.number] = _Answer()
         request = self._rest_of(self._request) if self._said else self._request
         stats = attempt.stats
+        await sink.opened()  # a hedge beside it that has no room yet is tried again
         try:
             async with aclosing(upstream.send(request, answer, stats)) as chunks:
                 if request.is_stream:
