@@ -190,7 +190,9 @@ async def test_clients_that_never_read_hold_upstreams_back_and_are_let_go(
     ):
         body = json.dumps(asked(wire, f"{wire}:endless")).encode()
         host, port = url.removeprefix("http://").split(":")
-        head = f"POST {PATHS[wire]} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = (
+            f"POST {PATHS[wire]} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
         writers: list[asyncio.StreamWriter] = []
         for _ in range(40):
             _, writer = await asyncio.open_connection(host, int(port), limit=2**10)
