@@ -494,7 +494,7 @@ async def closed(writer: asyncio.StreamWriter) -> None:
 
 
 def post(body: bytes, path: str = "/v1/messages", size: int | None = None) -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     return f"{head}Content-Length: {size or len(body)}\r\n\r\n".encode() + body
 
 

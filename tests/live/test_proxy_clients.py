@@ -247,7 +247,7 @@ class Cloud:
         self.seen.append((request.path, body))
         if "busy" in request.path:
             found = {"type": "error", "error": {"type": "rate_limit_error", "message": "busy"}}
-            return web.json_response(found, status=429, headers={"retry-after": "7"})
+            return web.json_response(found, status=429, headers={"retry-after": "1"})
         if "count-tokens" in request.path:
             return web.json_response({"input_tokens": 12})
         is_amazon = "/invoke" in request.path
@@ -344,7 +344,7 @@ async def test_a_cloud_s_refusal_keeps_its_status(cloud: Cloud, kind: str) -> No
                 await client.messages.create(
                     model="claude", max_tokens=99, messages=ASK, stream=stream
                 )
-            assert refused.value.response.headers["retry-after"] == "7"
+            assert refused.value.response.headers["retry-after"] == "1"
 
 
 @pytest.mark.parametrize(

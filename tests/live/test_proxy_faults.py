@@ -13,7 +13,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from pipecat_hedge.service import ProviderStats
+from pipecat_hedge.limits.permits import Rejected
+from pipecat_hedge.limits.provider_health import Permit
+from pipecat_hedge.service import Admission, ProviderStats
 from pipecat_hedge.tools.proxy import ProxyServer, ProxySettings
 from pipecat_hedge.tools.proxy import proxied_turn as turn_module
 from pipecat_hedge.tools.proxy import response as response_module
@@ -188,7 +190,9 @@ async def test_clients_that_never_read_hold_upstreams_back_and_are_let_go(
     ):
         body = json.dumps(asked(wire, f"{wire}:endless")).encode()
         host, port = url.removeprefix("http://").split(":")
-        head = f"POST {PATHS[wire]} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = (
+            f"POST {PATHS[wire]} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
         writers: list[asyncio.StreamWriter] = []
         for _ in range(40):
             _, writer = await asyncio.open_connection(host, int(port), limit=2**10)
@@ -217,3 +221,27 @@ async def test_a_flood_without_anything_usable_is_a_fault(
         assert found == await ask(session, upstream.url, wire, "well")
         assert upstream.sent_bytes < 16 * 2**20
         await upstream.wait_idle(1.0)
+
+
+@WIRES
+async def test_a_hedge_that_had_no_room_is_sent_when_there_is_some(
+    wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside an upstream that never answers, nothing else would end the stream."""
+    permit, asked = Admission.permit, list[str]()
+
+    async def without_room_at_first(self: Admission, provider: str, *more: Any) -> Permit:
+        asked.append(provider)
+        if asked.count(provider) == 1 and provider == "race 1":
+            raise Rejected("race 1 has 10 of 10 requests in flight")
+        return await permit(self, provider, *more)
+
+    monkeypatch.setattr(Admission, "permit", without_room_at_first)
+    async with (
+        faulty_upstream() as upstream,
+        proxied(upstream, {"race": ("hang", "well")}, policy="race(2, probes=False)") as url,
+        client() as session,
+    ):
+        found = await ask(session, url, wire, f"{wire}:race")
+        assert found == (200, b"".join(events(wire)), True)
+        assert asked == ["race 0", "race 1", "race 1"]

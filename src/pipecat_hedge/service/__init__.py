@@ -11,6 +11,7 @@ from pipecat_hedge.service.known_answers import KnownAnswers, Question
 from pipecat_hedge.service.metrics import HedgeMetricsData
 from pipecat_hedge.service.provider import Provider
 from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.service.sentences import is_whole_sentence
 from pipecat_hedge.service.stages import Stages
 from pipecat_hedge.service.token_budget import TokenBudget
 from pipecat_hedge.service.turn import CONTINUE
@@ -40,6 +41,7 @@ __all__ = [
     "breaker_report",
     "choose_candidates",
     "default_store",
+    "is_whole_sentence",
     "report_drained",
     "report_turn",
     "state_of",

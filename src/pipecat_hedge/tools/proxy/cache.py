@@ -38,7 +38,7 @@ class Kept:
     body: bytes
 
 
-def request_key(tenant: str, path: str, body: bytes, headers: Mapping[str, str]) -> str:
+def request_key(tenant: str, path: str, body: bytes | bytearray, headers: Mapping[str, str]) -> str:
     """Return the key of a request: equal only for the same tenant and the whole same request.
 
     Args:
@@ -50,7 +50,8 @@ def request_key(tenant: str, path: str, body: bytes, headers: Mapping[str, str])
     kinds = sorted((n.lower(), v) for n, v in headers.items() if n.lower().startswith(VARYING))
     digest = hashlib.sha256()
     for part in (tenant.encode(), path.encode(), json.dumps(kinds).encode(), body):
-        digest.update(len(part).to_bytes(8, "big") + part)
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
     return digest.hexdigest()
 
 

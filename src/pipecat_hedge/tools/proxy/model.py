@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from loguru import logger
 
 from pipecat_hedge.limits import MAX_WAIT_SECS
 from pipecat_hedge.policy import HedgePolicy, OnlyOnFailure
-from pipecat_hedge.race import ProviderState, TaskScope, Tier, TurnReport
+from pipecat_hedge.race import Attempt, ProviderState, TaskScope, Tier, TurnReport
 from pipecat_hedge.service import (
     Admission,
     AdmissionSettings,
@@ -26,12 +27,20 @@ from pipecat_hedge.service import (
     write_logs,
 )
 from pipecat_hedge.tools.proxy.proxied_turn import ProxiedTurn, estimate_tokens
+from pipecat_hedge.tools.proxy.request import ProxiedRequest
 from pipecat_hedge.tools.proxy.response import Response
 from pipecat_hedge.tools.proxy.settings import ModelSettings
-from pipecat_hedge.tools.proxy.upstream import ProxiedRequest, Upstream, connect
+from pipecat_hedge.tools.proxy.upstream import Upstream, UpstreamRefused, connect
 from pipecat_hedge.tools.proxy.wires import WIRES
 
 __all__ = ["ProxiedModel"]
+
+
+class _CountPlanner(TurnPlanner[Upstream]):
+    """Plans a request that counts tokens: how long that takes says nothing of answers."""
+
+    def learn(self, attempts: Sequence[Attempt], probes: Collection[int] = ()) -> None:
+        """Learn nothing."""
 
 
 class ProxiedModel:
@@ -80,10 +89,11 @@ class ProxiedModel:
             tier: The client's tier.
             may_hedge: Whether the client has any hedges left.
         """
-        self._turns += 1
+        is_answer = request.path.partition("?")[0] == self.wire.path
+        self._turns += is_answer
         stats, now = self.stats, asyncio.get_running_loop().time()
         policy = self.policy
-        if not may_hedge:
+        if not (may_hedge and is_answer):
             policy = dataclasses.replace(policy, rule=OnlyOnFailure())
         candidates: Candidates[Upstream] = choose_candidates(self._members, stats.health, now)
         end_secs = math.inf if policy.deadline_secs is None else policy.deadline_secs
@@ -97,7 +107,7 @@ class ProxiedModel:
             has_first_token=request.is_stream,
         )
         try:
-            planner = TurnPlanner(
+            planner = (TurnPlanner if is_answer else _CountPlanner)(
                 policy,
                 candidates,
                 stats,
@@ -123,7 +133,8 @@ class ProxiedModel:
             finally:
                 self._learn(turn)
                 report = turn.report()
-                self.events.publish(report)
+                if is_answer:
+                    self.events.publish(report)
                 logger.debug(f"{self.name}: turn {report.turn}: {report.outcome}")
             return report
         finally:
@@ -160,9 +171,15 @@ class ProxiedModel:
     def _learn(self, turn: ProxiedTurn) -> None:
         for name, error in turn.errors:
             logger.debug(f"{self.name}: {name}: {error.category}: {error.message}")
-            if error.category == "authentication" and name not in self._has_warned:
+            refused = error.exception
+            problem = "refuses its key: check key_env"
+            if isinstance(refused, UpstreamRefused) and 300 <= refused.status_code < 400:
+                problem = "redirects to another address, which is not followed: check base_url"
+            elif error.category != "authentication":
+                continue
+            if name not in self._has_warned:
                 self._has_warned.add(name)
-                logger.warning(f"{self.name}: {name} refuses its key: check key_env")
+                logger.warning(f"{self.name}: {name} {problem}")
         for change in map(breaker_report, self.stats.health.take_changes()):
             level = "WARNING" if change.after == "open" else "INFO"
             logger.log(level, f"{change.provider} is {change.after}: {change.reason}")

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipecat_hedge.race import (
@@ -32,9 +32,16 @@ from pipecat_hedge.service import (
     report_drained,
     report_turn,
 )
+from pipecat_hedge.tools.proxy.request import ProxiedRequest, read_request
 from pipecat_hedge.tools.proxy.response import Response
-from pipecat_hedge.tools.proxy.upstream import ProxiedRequest, Reply, Upstream, UpstreamRefused
-from pipecat_hedge.tools.proxy.wires import EventReader, EventSplitter, Signs, Wire
+from pipecat_hedge.tools.proxy.upstream import Reply, Upstream, UpstreamRefused
+from pipecat_hedge.tools.proxy.wires import (
+    MAX_READ_BYTES,
+    EventReader,
+    EventSplitter,
+    Signs,
+    Wire,
+)
 
 __all__ = ["ProxiedTurn", "estimate_tokens"]
 
@@ -42,7 +49,9 @@ CHARS_PER_TOKEN = 4
 WHOLE_ANSWER_SECS = 60.0
 """The silence after which another upstream gets a request that is not streamed."""
 MAX_HELD_BYTES = 32 * 2**20
-"""The most of an answer that is held: before anything usable in it, or until it is whole."""
+"""The most of an answer that is held before anything usable in it."""
+SKIPPED_BYTES = 4096
+"""As much of the events that passed unread is kept: the end shows whether an answer is whole."""
 MAX_UNREAD_BYTES = 2**20
 """How far a continued answer may be ahead of its client."""
 
@@ -62,17 +71,31 @@ class _Answer(Reply):
 
     Parameters:
         reader: Reads its events.
+        splitter: Splits them.
+        skipped: The end of the events that were not read.
+        seen: The body of an answer that is not streamed.
         text: Its text, if it may have to be continued.
         has_tool: Whether it calls a tool.
+        is_known: Whether all of it is understood.
         is_usable: Whether anything usable came.
+        has_end: Whether its end was marked.
+        rest: Finds what is missing in it, if it continues another.
+        is_posted: Whether any of it was posted to the race.
         posted: The bytes that were posted to the race.
         delivered: Those of them that were released.
     """
 
     reader: EventReader | None = None
+    splitter: EventSplitter = field(default_factory=EventSplitter)
+    skipped: bytes = b""
+    seen: bytearray = field(default_factory=bytearray)
     text: str = ""
     has_tool: bool = False
+    is_known: bool = True
     is_usable: bool = False
+    has_end: bool = False
+    rest: Continuation | None = None
+    is_posted: bool = False
     posted: int = 0
     delivered: int = 0
 
@@ -108,7 +131,8 @@ class ProxiedTurn:
         self._started_at = self._ended_at = self._loop.time()
         self._number, self._request, self._wire = number, request, wire
         self._planner, self._admission, self._response = planner, admission, response
-        self._continues = continues and request.is_stream
+        self._is_alone = len(planner.candidates) == 1
+        self._continues = continues and request.is_stream and not self._is_alone
         self._drained = drained
         self._runner = AttemptRunner[bytes, Upstream](
             planner, admission, "primary", self._send, rescues=self._continues
@@ -119,6 +143,7 @@ class ProxiedTurn:
         self._has_room = asyncio.Event()
         self._said = ""  # before it was cut
         self._was_interrupted = self._was_cut = self._has_error = False
+        self._error: Mapping[str, Any] | None = None  # what the upstream reported in its stream
 
     async def run(self, drains: TaskScope | None) -> None:
         """Race to the end of the answer.
@@ -141,16 +166,14 @@ class ProxiedTurn:
                 if not response.is_over:
                     self._ended_at = self._loop.time()
             if self._was_cut or (runner.failure is not None and response.has_begun):
-                if not self._has_error:
-                    body = self._wire.error(502, "the upstream's answer broke off")
-                    await response.write(self._wire.error_event(body))
-                response.end(is_whole=False)
+                await self._break_off()
             elif runner.failure is not None:
                 await self._fail(runner.failure)
             else:
                 if len(self._released) > 1:
                     await response.write(self._wire.end_events(self._like))
-                response.end()
+                answers = [self._answers[a.number] for a in self._released]
+                response.end(is_whole=all(a.is_usable and a.has_end for a in answers))
 
     async def wait_for_probes(self) -> None:
         """Wait until the losers that run on as latency probes are closed."""
@@ -191,100 +214,187 @@ class ProxiedTurn:
         self, launch: Launch, attempt: ProviderAttempt, sink: AttemptSink[bytes], upstream: Upstream
     ) -> None:
         answer = self._answers[attempt.number] = _Answer()
-        request = self._rest_of(self._request) if self._said else self._request
+        request = self._request
+        if self._said:
+            request, answer.rest = await self._rest_of(request), Continuation(self._said)
         stats = attempt.stats
+        await sink.opened()  # a hedge beside it that has no room yet is tried again
+        if self._is_alone and self._response.has_begun:
+            raise _Cut  # nothing may follow what another attempt has sent
         try:
             async with aclosing(upstream.send(request, answer, stats)) as chunks:
-                if request.is_stream:
-                    await self._stream(chunks, attempt, answer, sink)
-                else:
-                    await self._take_whole(chunks, attempt, answer, sink)
+                await self._receive(chunks, attempt, answer, sink)
+                await self._finish(attempt, answer, sink, upstream)
             stats.completed = answer.is_whole = True
             upstream.answers += 1
+        except UpstreamRefused as refused:
+            if self._response.has_begun and self._is_passed(attempt):
+                self._error = refused.body if isinstance(refused.body, dict) else None
+            raise
         finally:
             if stats.keeps_text and attempt.outcome == "superseded":
                 now = self._loop.time()
                 self._drained(report_drained(self._number, attempt, self._planner, now))
 
-    async def _stream(
+    async def _receive(
         self,
         chunks: AsyncGenerator[bytes],
         attempt: ProviderAttempt,
         answer: _Answer,
         sink: AttemptSink[bytes],
     ) -> None:
-        splitter, reader, stats = EventSplitter(), self._wire.reader(), attempt.stats
-        answer.reader, rare = reader, self._wire.rare
-        rest = Continuation(self._said) if self._said else None
-        is_complete = is_direct = False
+        """Pass an answer on as it comes, and read it as far as the race has to know.
+
+        There are two cases: 1. If it may be continued, whole events pass, so that an error does
+        not. 2. Otherwise every byte passes, at once if nothing else may be released.
+        """
+        stats, race = attempt.stats, self._runner.race
         async for chunk in chunks:
-            piece = splitter.feed(chunk)
-            is_direct = is_direct or self._is_direct(attempt, answer)
-            if is_direct and piece and rare.search(piece) is None:
-                stats.chars += CHARS_PER_TOKEN * piece.count(b"data:")
-                await self._response.write(piece)
-                continue
-            if not is_direct:
+            if answer.reader is None and self._has_events(answer):
+                answer.reader = self._wire.reader()
+            if self._is_alone:
+                self._begin(attempt)
+            is_direct = self._is_direct(attempt, answer)
+            if is_direct and chunk:
+                await self._response.write(chunk)
+                if race is not None and race.winner is attempt:
+                    race.token(attempt.number, self._loop.time())
+            elif not (self._continues and answer.reader):
+                answer.body += chunk
+            if chunk and not answer.is_posted:
                 stats.stages.record_chunk(chunk)
-            for event in splitter.split(piece):
-                before = len(answer.body)
-                signs = self._read(event, attempt, answer, rest)
-                is_complete = is_complete or signs.ends
-                answer.is_whole = answer.is_whole or signs.is_last
-                if signs.error is not None:
-                    await self._refuse(signs.error, before, attempt, answer, sink)
-            await self._pass_on(attempt, answer, sink, is_direct=is_direct)
+            if answer.reader is None:
+                answer.seen += chunk[: MAX_READ_BYTES + 1 - len(answer.seen)]
+                if len(answer.seen) > MAX_READ_BYTES:
+                    self._take(Signs(is_usable=True, is_known=False), attempt, answer)
+            else:
+                for piece, is_read in answer.splitter.feed(chunk):
+                    if is_read and is_direct and answer.is_posted and self._skips(piece, answer):
+                        stats.chars += CHARS_PER_TOKEN * piece.count(b"data:")
+                    elif is_read:
+                        await self._read(piece, attempt, answer, sink)
+                    else:
+                        self._take(Signs(is_usable=True, is_known=False), attempt, answer)
+                        if self._continues and answer.rest is None:
+                            answer.body += piece
+            await self._pass_on(attempt, answer, sink)
             if answer.is_whole:
                 break
-        if not is_complete:
-            raise ConnectionResetError("the stream ended before the answer did")
-        answer.body += splitter.rest
-        await self._pass_on(attempt, answer, sink, is_direct=is_direct)
-        if is_direct:
-            self._ended_at = self._loop.time()
-            self._response.end()
 
-    def _read(
-        self, event: bytes, attempt: ProviderAttempt, answer: _Answer, rest: Continuation | None
-    ) -> Signs:
-        """Read an event, and append what is to be passed on of it to the answer's body."""
-        reader, stats = answer.reader, attempt.stats
-        assert reader is not None
-        signs = reader.read(event)
-        stats.usage = reader.usage or stats.usage
-        stats.chars += len(signs.text)
-        answer.has_tool = answer.has_tool or signs.has_tool
-        if stats.keeps_text:
-            stats.text += signs.text
-            stats.first_text_at = stats.first_text_at or self._loop.time()
-        text, usable = signs.text, signs.is_usable
-        if rest is not None and signs.error is None:  # only what is missing, as what was cut
-            text = rest.feed(text)
-            event, usable = self._wire.text_event(text, self._like) if text else b"", bool(text)
-        if usable:
-            stats.record_answer()
-            answer.is_usable = True
-        if self._continues:
-            answer.text += text
-        answer.body += event
-        return signs
+    def _has_events(self, answer: _Answer) -> bool:
+        """Whether an upstream answers with events, whatever was asked for."""
+        kind = next((v for k, v in answer.headers.items() if k.lower() == "content-type"), "")
+        return "event-stream" in kind or (self._request.is_stream and "json" not in kind)
 
-    async def _refuse(
+    def _skips(self, piece: bytes, answer: _Answer) -> bool:
+        """Whether events need not be read."""
+        if self._wire.rare.search(piece) is not None:
+            return False
+        answer.skipped = (answer.skipped + piece[-SKIPPED_BYTES:])[-SKIPPED_BYTES:]
+        return True
+
+    async def _read(
         self,
-        error: Mapping[str, Any],
-        before: int,
+        events: bytes,
         attempt: ProviderAttempt,
         answer: _Answer,
         sink: AttemptSink[bytes],
     ) -> None:
-        """End an attempt whose stream reports an error, behind ``before`` bytes of its body."""
-        if self._is_released(attempt):
-            self._has_error = self._is_direct(attempt, answer)
-            if not self._has_error:
-                del answer.body[before:]
-            await self._pass_on(attempt, answer, sink, is_direct=self._has_error)
+        """Read events; if the answer may be continued, append to its body what passes of them."""
+        reader = answer.reader
+        assert reader is not None
+        for event in answer.splitter.split(events):
+            signs = reader.read(event)
+            if signs.error is not None:
+                if self._continues and not self._is_released(attempt):
+                    answer.body += event
+                await self._refuse(signs.error, attempt, answer, sink)
+            attempt.stats.usage = reader.usage or attempt.stats.usage
+            if answer.rest is not None:  # only what is missing, in the form of what was cut
+                signs.text = answer.rest.feed(signs.text)
+                signs.is_usable = bool(signs.text)
+                event = self._wire.text_event(signs.text, self._like) if signs.text else b""
+            if self._continues:
+                answer.body += event
+            answer.has_end = answer.has_end or signs.ends
+            answer.is_whole = answer.is_whole or signs.is_last
+            self._take(signs, attempt, answer)
+
+    def _take(self, signs: Signs, attempt: ProviderAttempt, answer: _Answer) -> None:
+        """Note what a part of an answer means."""
+        stats = attempt.stats
+        stats.chars += len(signs.text)
+        answer.has_tool = answer.has_tool or signs.has_tool
+        answer.is_known = answer.is_known and signs.is_known
+        if stats.keeps_text:
+            stats.text += signs.text
+            stats.first_text_at = stats.first_text_at or self._loop.time()
+        if signs.is_usable:
+            stats.record_answer()
+            answer.is_usable = True
+        if self._continues:
+            answer.text += signs.text
+
+    async def _refuse(
+        self,
+        error: Mapping[str, Any],
+        attempt: ProviderAttempt,
+        answer: _Answer,
+        sink: AttemptSink[bytes],
+    ) -> None:
+        """End an attempt whose answer is an error, or has one in it."""
+        status = self._wire.status_of(error)
+        if self._is_passed(attempt):
+            self._has_error = not self._continues
+            await self._pass_on(attempt, answer, sink)
+            status = answer.status  # the request is not repeated
         answer.is_whole = True
-        raise UpstreamRefused(self._wire.status_of(error), answer.headers, error)
+        raise UpstreamRefused(status, answer.headers, error)
+
+    async def _finish(
+        self,
+        attempt: ProviderAttempt,
+        answer: _Answer,
+        sink: AttemptSink[bytes],
+        upstream: Upstream,
+    ) -> None:
+        """Decide what an answer is whose last byte has come.
+
+        There are three cases: 1. It is cut. 2. It has nothing in it, or is not in the wire's form:
+        another upstream is asked, and if that has nothing better, it is accepted. 3. It is whole.
+        """
+        reader = answer.reader
+        if reader is not None:
+            await self._read(bytes(answer.splitter.rest), attempt, answer, sink)
+            upstream.sends_marks = upstream.sends_marks or answer.has_end
+            if answer.is_known and not answer.has_end:
+                self._check_end(attempt, answer, reader, sends_marks=upstream.sends_marks)
+            if not answer.is_known:
+                self._take(Signs(is_usable=True), attempt, answer)
+        elif len(answer.seen) <= MAX_READ_BYTES:
+            signs, attempt.stats.usage = self._wire.read_whole(answer.seen)
+            if signs.error is not None:
+                await self._refuse(signs.error, attempt, answer, sink)
+            self._take(signs, attempt, answer)
+        answer.has_end = answer.has_end or reader is None
+        is_direct = self._is_direct(attempt, answer)
+        await self._pass_on(attempt, answer, sink, is_whole=True)
+        if is_direct:
+            self._ended_at = self._loop.time()
+            self._response.end(is_whole=answer.is_usable and answer.has_end)
+
+    def _check_end(
+        self, attempt: ProviderAttempt, answer: _Answer, reader: EventReader, *, sends_marks: bool
+    ) -> None:
+        """Raise if an answer without an end mark is not whole by its content."""
+        if answer.is_usable or reader.calls:
+            for event in answer.splitter.split(answer.skipped):
+                reader.read(event)
+            if not reader.seems_whole(sends_marks=sends_marks):
+                raise ConnectionResetError("the stream ended before the answer did")
+            self._take(Signs(is_usable=True), attempt, answer)
+        elif reader.has_read:
+            raise ConnectionResetError("the stream ended before the answer began")
 
     async def _pass_on(
         self,
@@ -292,50 +402,29 @@ class ProxiedTurn:
         answer: _Answer,
         sink: AttemptSink[bytes],
         *,
-        is_direct: bool,
+        is_whole: bool = False,
     ) -> None:
-        """Pass the answer's body on to the client, or to the race if it is not decided."""
-        piece = answer.body
-        if not piece:
-            return
-        if not (is_direct or answer.is_usable):
-            if len(piece) > MAX_HELD_BYTES:
+        """Post the answer's body to the race, which delivers it or keeps it until it is decided.
+
+        Of an answer that has passed directly, the race learns only that it is usable.
+        """
+        if not (answer.is_usable or is_whole):
+            if len(answer.body) > MAX_HELD_BYTES:
                 raise ConnectionResetError("too much without an answer in it")
             return
-        answer.body = bytearray()
-        if is_direct:
-            await self._response.write(bytes(piece))
+        if not answer.body and answer.is_posted:
             return
+        piece, answer.body = bytes(answer.body), bytearray()
+        answer.is_posted = True
         answer.posted += len(piece)
-        await sink.piece(bytes(piece), usable=True)
+        await sink.piece(piece, usable=answer.is_usable)
         while self._is_released(attempt) and answer.posted - answer.delivered > MAX_UNREAD_BYTES:
             self._has_room.clear()
             await self._has_room.wait()
 
-    async def _take_whole(
-        self,
-        chunks: AsyncGenerator[bytes],
-        attempt: ProviderAttempt,
-        answer: _Answer,
-        sink: AttemptSink[bytes],
-    ) -> None:
-        async for chunk in chunks:
-            answer.body += chunk
-            if len(answer.body) > MAX_HELD_BYTES:
-                raise ConnectionResetError("the answer is too long")
-        try:
-            found = json.loads(answer.body)
-            signs, usage = Signs(is_usable=True), None
-            if self._request.path.partition("?")[0] == self._wire.path:
-                signs, usage = self._wire.read_whole(found)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConnectionResetError("the answer is no answer") from error
-        attempt.stats.usage = usage
-        attempt.stats.chars += len(signs.text)
-        answer.has_tool = signs.has_tool
-        if signs.is_usable:
-            attempt.stats.record_answer()
-        await sink.piece(bytes(answer.body), usable=signs.is_usable)
+    def _is_passed(self, attempt: ProviderAttempt) -> bool:
+        """Whether the client gets what an attempt receives."""
+        return self._is_alone or self._is_released(attempt)
 
     def _is_released(self, attempt: ProviderAttempt) -> bool:
         return bool(self._released) and self._released[-1] is attempt
@@ -343,7 +432,7 @@ class ProxiedTurn:
     def _is_direct(self, attempt: ProviderAttempt, answer: _Answer) -> bool:
         """Whether an attempt's bytes go to the client without a detour through the race."""
         is_free = self._is_released(attempt) and not self._continues
-        return is_free and answer.posted == answer.delivered
+        return self._is_alone or (is_free and answer.posted == answer.delivered)
 
     # ---- the answer
 
@@ -356,16 +445,20 @@ class ProxiedTurn:
         if isinstance(command, StreamBroken):
             released = [self._answers[a.number] for a in self._released]
             self._said = "".join(answer.text for answer in released)
-            if not (self._said and not any(answer.has_tool for answer in released)):
+            if not self._said or any(each.has_tool or not each.is_known for each in released):
                 raise _Cut
             return
         attempt = self._runner.attempts[command.attempt]
         self._released.append(attempt)
-        if isinstance(command, Continue):
+        if isinstance(command, Commit):
+            self._committed_at = self._loop.time()
+            self._begin(attempt)
+
+    def _begin(self, attempt: ProviderAttempt) -> None:
+        """Begin the response with an attempt's headers, if it has not begun."""
+        if self._response.has_begun:
             return
-        self._committed_at = self._loop.time()
-        reply = self._answers[attempt.number]
-        secs = self._committed_at - self._started_at
+        reply, secs = self._answers[attempt.number], self._loop.time() - self._started_at
         headers = {
             **reply.headers,
             "x-hedge-winner": attempt.provider,
@@ -374,23 +467,37 @@ class ProxiedTurn:
         }
         self._response.begin(reply.status, headers)
 
+    async def _break_off(self) -> None:
+        """End a response that has begun: by an event if it has events, or by its connection."""
+        answer = next((a for a in reversed(self._answers.values()) if a.status), None)
+        has_events = answer is not None and answer.reader is not None
+        if has_events and not self._has_error:
+            body = self._error or self._wire.error(502, "the upstream's answer broke off")
+            await self._response.write(self._wire.error_event(body))
+        self._response.end(is_whole=False, is_cut=not (has_events or self._has_error))
+
     async def _fail(self, failure: Exception) -> None:
         """Answer with an upstream's own response, if one was whole, or an error of the proxy's."""
         whole = [r for r in self._answers.values() if r.is_whole and r.status]
         if whole:
             # The first's, as without a proxy; but an overload is not the last word of a refusal.
             reply = min(whole, key=lambda r: r.status in (429, 503, 529))
-            await self._response.refuse(reply.status, bytes(reply.body), reply.headers)
+            sent = [a for a in self._runner.attempts if a.sent_at is not None]
+            has_repeated = len(sent) > len(self._planner.candidates)
+            # Both SDKs obey: or else each would repeat what has been repeated here.
+            more = {"x-should-retry": "false"} if has_repeated else {}
+            await self._response.refuse(reply.status, bytes(reply.body), {**reply.headers, **more})
             return
         status = self._wire.overloaded if getattr(failure, "reason", "") else 502
         await self._response.refuse(status, self._wire.refusal(status, str(failure)))
 
     # ---- the rest of an answer that was cut
 
-    def _rest_of(self, request: ProxiedRequest) -> ProxiedRequest:
-        messages = self._wire.continued(request.found["messages"], self._said, CONTINUE)
-        found = {**request.found, "messages": messages}
-        return ProxiedRequest(request.path, request.headers, json.dumps(found).encode(), found)
+    async def _rest_of(self, request: ProxiedRequest) -> ProxiedRequest:
+        found = request.found
+        messages = self._wire.continued(found["messages"], self._said, CONTINUE)
+        body = bytearray(json.dumps({**found, "messages": messages}).encode())
+        return await read_request(request.path, request.headers, body)
 
     @property
     def _like(self) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from aiohttp import web
 
-from pipecat_hedge.tools.proxy.wires import Wire, parsed
+from pipecat_hedge.tools.proxy.wires import EVENT_ENDS, Wire, parsed
 
 __all__ = ["JSON_HEADERS", "MAX_SILENCE_SECS", "WRITE_SECS", "Reader", "Response"]
 
@@ -26,6 +26,10 @@ MAX_KEPT_BYTES = 32 * 2**20
 and its upstream waits for its slowest client."""
 
 
+def _nothing() -> None:
+    pass
+
+
 class Response:
     """What a race has released so far.
 
@@ -37,21 +41,29 @@ class Response:
         headers: Its headers.
         is_over: Whether nothing more comes.
         is_whole: Whether it has ended as it should.
+        is_cut: Whether it has broken off, which the client learns from its connection.
         has_all: Whether all of its bytes are kept.
     """
 
-    def __init__(self, *, keeps: bool, abandoned: Callable[[], object] = lambda: None):
+    def __init__(
+        self,
+        *,
+        keeps: bool,
+        abandoned: Callable[[], object] = _nothing,
+        ended: Callable[[], object] = _nothing,
+    ):
         """Create a response that has not begun.
 
         Args:
             keeps: Whether its bytes are kept.
             abandoned: Called when the last reader has left before the end.
+            ended: Called at its end, before any reader learns of it.
         """
         self.status = 0
         self.headers: dict[str, str] = {}
-        self.is_over = self.is_whole = False
+        self.is_over = self.is_whole = self.is_cut = False
         self.has_all = keeps
-        self._keeps, self._abandoned = keeps, abandoned
+        self._keeps, self._abandoned, self._ended = keeps, abandoned, ended
         self._kept: list[bytes] = []
         self._kept_bytes = self._dropped = 0
         self._readers: list[Reader] = []
@@ -68,7 +80,7 @@ class Response:
         return b"".join(self._kept)
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
-        """Set the status and the headers."""
+        """Set the status and the headers, which readers send at once."""
         self.status, self.headers = status, dict(headers)
         self.notify()
 
@@ -98,10 +110,12 @@ class Response:
         await self.write(body)
         self.end(is_whole=False)
 
-    def end(self, *, is_whole: bool = True) -> None:
+    def end(self, *, is_whole: bool = True, is_cut: bool = False) -> None:
         """End the response; a second time does nothing."""
         if not self.is_over:
-            self.is_over, self.is_whole = True, is_whole
+            self.is_over, self.is_whole, self.is_cut = True, is_whole, is_cut
+            self._ended()
+            self._abandoned = self._ended = _nothing  # which refer to what refers to this
             self.notify()
 
     def add(self, reader: Reader) -> None:
@@ -160,6 +174,7 @@ class Reader:
         self._added, self._is_stream = added, is_stream
         self._out: web.StreamResponse | None = None
         self._is_early = self._is_writing = False
+        self._is_between_events = True
         self._loop = asyncio.get_running_loop()
         self._sent_at = self._loop.time()
         self.place = 0
@@ -173,28 +188,37 @@ class Reader:
                 chunk, place = response.read(self.place)
                 if chunk:
                     late = self._loop.call_later(WRITE_SECS, self._let_go)
-                    await self.send(chunk)
-                    late.cancel()
+                    try:
+                        await self.send(chunk)
+                    finally:
+                        late.cancel()
                     self.place = place
                     response.notify()
+                elif response.has_begun and self._out is None:
+                    await self.send(b"")
                 elif response.is_over:
                     break
                 else:
                     await self._wait()
             out = self._out or await self._start()
-            await out.write_eof()
+            if response.is_cut:
+                self._let_go()
+            with suppress(ConnectionError):  # the client has left
+                await out.write_eof()
             return out
         finally:
             response.leave(self)
 
     async def send(self, chunk: bytes) -> None:
-        """Write bytes to the client, at once."""
+        """Write bytes to the client, at once; none but the headers if there are none."""
         if self._is_early and self._response.status not in (0, 200):
             chunk = self._wire.error_event(parsed(chunk) or self._wire.error(502, "no answer"))
         self._sent_at, self._is_writing = self._loop.time(), True
         try:
             out = self._out or await self._start()
             await out.write(chunk)
+            if chunk:
+                self._is_between_events = chunk.endswith(EVENT_ENDS)
         except ConnectionError:  # the client has left, and its handler is being cancelled
             return
         finally:
@@ -217,13 +241,13 @@ class Reader:
             await self._response.changes(left)
         elif self._is_writing:
             self._let_go()
-        elif self._is_stream:
+        elif self._is_stream and self._is_between_events:
             await self.send(self._wire.ping)
         else:
             self._sent_at = self._loop.time()
 
     def _let_go(self) -> None:
-        """Close the connection of a client that does not read; aiohttp then ends its handler."""
+        """Close the client's connection; aiohttp then ends its handler."""
         self._sent_at = self._loop.time()
         if self._request.transport is not None:
             self._request.transport.abort()

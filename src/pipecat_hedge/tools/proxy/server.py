@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -13,13 +12,13 @@ from loguru import logger
 
 from pipecat_hedge.race import ConfigurationError, TaskScope
 from pipecat_hedge.service import ProviderStats
-from pipecat_hedge.telemetry import LIVE_PATH, LiveFeed, is_loopback, routes
+from pipecat_hedge.telemetry import LIVE_PATH, AllowedOrigins, LiveFeed, is_loopback, routes
 from pipecat_hedge.tools.proxy.cache import AnswerCache, Kept, cache_counter, request_key
 from pipecat_hedge.tools.proxy.keys import Client, Keys
 from pipecat_hedge.tools.proxy.model import ProxiedModel
+from pipecat_hedge.tools.proxy.request import ProxiedRequest, read_request
 from pipecat_hedge.tools.proxy.response import Reader, Response
 from pipecat_hedge.tools.proxy.settings import KeySettings, ProxySettings
-from pipecat_hedge.tools.proxy.upstream import ProxiedRequest
 from pipecat_hedge.tools.proxy.wires import ANTHROPIC, OPENAI, Wire
 
 if TYPE_CHECKING:
@@ -35,6 +34,8 @@ LINGER_SECS = 1.0
 """How long a refused client may go on to send its request."""
 REACH_SECS = 2.0
 """How often upstreams are tried until one has been reached."""
+UNPACKED = {"", "identity", "gzip", "deflate", "br", "zstd"}
+"""The encodings of a request's body that the server unpacks."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -56,6 +57,7 @@ class ProxyServer:
         self._keys = Keys(settings.keys)
         self._models: dict[str, ProxiedModel] = {}
         self._shared: dict[str, Response] = {}
+        self._ended: dict[str, Kept] = {}  # until the cache has them
         self._races = TaskScope()
         self._cache = AnswerCache(settings.cache)
         self._runner: web.AppRunner | None = None
@@ -74,8 +76,16 @@ class ProxyServer:
                 name, model, self._stats, settings.turn_log, settings.drained_log
             )
         self._stats.hold()
-        app = web.Application(client_max_size=int(settings.max_body_mb * 2**20))
         host, port = settings.address
+        is_local, origins = is_loopback(host), AllowedOrigins()
+
+        @web.middleware
+        async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+            hosts = request.headers.getall("Host", []) if is_local else None
+            why = origins.refusal(request.headers.getall("Origin", []), hosts)
+            return await handler(request) if why is None else _refused(_wire_of(request), 403, why)
+
+        app = web.Application(middlewares=[check])
         feed = LiveFeed("proxy")
         for model in self._models.values():
             feed.watch(model)
@@ -85,10 +95,10 @@ class ProxyServer:
                 web.post("/v1/messages/count_tokens", self._answer(ANTHROPIC)),
                 web.post("/v1/chat/completions", self._answer(OPENAI)),
                 web.get("/v1/models", self._list_models),
-                web.get("/v1/models/{model}", self._list_models),
+                web.get("/v1/models/{model:.+}", self._list_models),
                 web.get("/health", self._health),
                 web.get("/metrics", self._metrics),
-                *routes(feed, LIVE_PATH, is_local=is_loopback(host)),
+                *routes(feed, LIVE_PATH, is_local=is_local),
                 web.route("*", "/{path:.*}", self._unknown),
             ]
         )
@@ -168,23 +178,27 @@ class ProxyServer:
         return handle
 
     async def _handle(self, wire: Wire, request: web.Request, client: Client) -> web.StreamResponse:
+        most_mb = self._settings.max_body_mb
+        encodings = request.headers.getall("Content-Encoding", ())
+        if ",".join(encodings).lower() not in UNPACKED:
+            return _refused(wire, 415, "the request's Content-Encoding is not understood")
+        body = bytearray()
         try:
             async with asyncio.timeout(BODY_SECS):
-                body = await request.read()
-            found = json.loads(body)
-            name = found["model"]
-            model = self._models.get(name) if isinstance(name, str) else None
+                async for chunk in request.content.iter_any():
+                    body += chunk
+                    if len(body) > most_mb * 2**20:
+                        return _refused(wire, 413, f"the request is larger than {most_mb:g} MB")
+            asked = await read_request(request.path_qs, request.headers, body)
         except TimeoutError:
             return _refused(wire, 408, f"the request took longer than {BODY_SECS:g} s")
-        except web.HTTPRequestEntityTooLarge:
-            most = self._settings.max_body_mb
-            return _refused(wire, 413, f"the request is larger than {most:g} MB")
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, web.RequestPayloadError):
             return _refused(wire, 400, "the request must be a JSON object with a model")
-        if model is None or model.wire is not wire or not client.may_use(name):
+        name = asked.model
+        model = self._models.get(name) if isinstance(name, str) else None
+        if model is None or model.wire is not wire or not client.may_use(model.name):
             known = [n for n, m in self._models.items() if m.wire is wire and client.may_use(n)]
             return _refused(wire, 404, f"model {name!r} is not known here: {', '.join(known)}")
-        asked = ProxiedRequest(request.path_qs, request.headers, body, found)
         response, added = await self._find(asked, request, model, client)
         reader = Reader(response, request, wire, added, is_stream=asked.is_stream)
         return await reader.relay()
@@ -200,16 +214,20 @@ class ProxyServer:
         settings, path, headers = model.settings, request.path, request.headers
         # nginx would hold events back
         added = {"x-accel-buffering": "no"} if asked.is_stream else {}
-        control = headers.get("Cache-Control", "")
+        control = _values_of(request, "Cache-Control")
         caches = settings.cache_secs > 0 and path == model.wire.path and "no-store" not in control
         caches = caches and (settings.cache_tools or not asked.has_tools)
         once = headers.get("Idempotency-Key")
         shares = settings.coalesce or path.endswith("/count_tokens") or once is not None
         if not (caches or shares):
             return self._start(asked, model, client, None, None), added
-        key = request_key(client.settings.name, asked.path, asked.body, headers)
+        # In a thread: to hash 20 MB takes a tenth of a second.
+        key = await asyncio.to_thread(
+            request_key, client.settings.name, asked.path, asked.body, headers
+        )
         if caches:
-            kept = None if "no-cache" in control else await self._cache.get(key)
+            is_fresh = not control.isdisjoint({"no-cache", "max-age=0"})
+            kept = None if is_fresh else self._ended.get(key) or await self._cache.get(key)
             self._count_cache("misses" if kept is None else "hits")
             added["x-hedge-cache"] = "miss" if kept is None else "hit"
             if kept is not None:
@@ -248,7 +266,14 @@ class ProxyServer:
             forget()  # at once: no new request may join a race that is being closed
             task.cancel()
 
-        response = Response(keeps=keeps, abandoned=abandon)
+        def keep() -> None:
+            if keep_as is not None and response.is_whole and response.has_all:
+                kept = Kept(response.status, response.headers, response.body)
+                self._ended[keep_as] = kept
+                keeping = self._keep(keep_as, kept, model.settings.cache_secs)
+                self._races.start(keeping, name=f"keeps an answer of {model.name}")
+
+        response = Response(keeps=keeps, abandoned=abandon, ended=keep)
 
         async def race() -> None:
             status, problem = 503, "the proxy is stopping"
@@ -258,9 +283,6 @@ class ProxyServer:
                     asked, response, client.settings.tier, may_hedge=may_hedge
                 )
                 client.spend(report, clock())
-                if keep_as is not None and response.is_whole and response.has_all:
-                    kept = Kept(response.status, response.headers, response.body)
-                    await self._cache.put(keep_as, kept, model.settings.cache_secs)
             except Exception as error:
                 logger.opt(exception=error).error(f"{model.name}: a request failed")
                 status, problem = 500, "the proxy failed"
@@ -274,6 +296,13 @@ class ProxyServer:
         if share_as is not None:
             self._shared[share_as] = response
         return response
+
+    async def _keep(self, key: str, kept: Kept, secs: float) -> None:
+        try:
+            await self._cache.put(key, kept, secs)
+        finally:
+            if self._ended.get(key) is kept:
+                del self._ended[key]
 
     # ---- everything else
 
@@ -344,6 +373,12 @@ def _registry(stats: ProviderStats) -> CollectorRegistry | None:
 def _wire_of(request: web.Request) -> Wire:
     """The wire whose SDK sends a request that both have."""
     return ANTHROPIC if "anthropic-version" in request.headers else OPENAI
+
+
+def _values_of(request: web.Request, name: str) -> set[str]:
+    """The values of a header in all its lines, which are lists."""
+    lines = ",".join(request.headers.getall(name, ())).lower()
+    return {value.strip() for value in lines.split(",")}
 
 
 def _refused(wire: Wire, status: int, message: str) -> web.Response:

@@ -7,8 +7,8 @@ import importlib
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from types import SimpleNamespace
@@ -17,61 +17,30 @@ from urllib.parse import urlsplit
 
 import aiohttp
 from multidict import CIMultiDict
+from yarl import URL
 
 from pipecat_hedge.limits import parse_rate_limits
 from pipecat_hedge.race import ConfigurationError, ServerLoad, TaskScope
 from pipecat_hedge.service import AttemptStats, Stages
+from pipecat_hedge.tools.proxy.request import ProxiedRequest
 from pipecat_hedge.tools.proxy.settings import UpstreamSettings
-from pipecat_hedge.tools.proxy.wires import Wire, parsed, with_model
+from pipecat_hedge.tools.proxy.wires import Wire, parsed
 
-__all__ = ["ProxiedRequest", "Reply", "Upstream", "UpstreamRefused", "connect"]
+__all__ = ["Reply", "Upstream", "UpstreamRefused", "connect"]
 
-_OWN_HEADERS = {
-    *("host", "content-length", "transfer-encoding", "connection", "keep-alive", "te", "trailer"),
-    *("upgrade", "proxy-authorization", "proxy-connection", "expect", "accept-encoding", "cookie"),
-    *("authorization", "x-api-key", "api-key", "idempotency-key", "cache-control"),
-    *("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"),
-}
-"""Headers that end at the proxy: a client's key above all."""
 MAX_ERROR_BYTES = 2**20
 LINGER_SECS = 1.0
 """How long a connection may take to end its response after the last event."""
+REDIRECTS = {301: "GET", 302: "GET", 303: "GET", 307: "POST", 308: "POST"}
+"""How a redirected request is sent, as the SDKs' clients do."""
+MAX_REDIRECTS = 10
+_SLICE_BYTES = 2**18
 _THEIR_HEADERS = {
-    *("content-length", "transfer-encoding", "content-encoding", "connection", "keep-alive"),
-    *("set-cookie", "alt-svc", "server", "date", "trailer", "upgrade"),
+    *("content-length", "transfer-encoding", "connection", "keep-alive", "trailer", "upgrade"),
+    *("set-cookie", "alt-svc", "server", "date"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ProxiedRequest:
-    """A client's request.
-
-    Parameters:
-        path: Its path at the proxy, with the query.
-        headers: Its headers.
-        body: Its JSON, byte for byte.
-        found: The same, parsed.
-    """
-
-    path: str
-    headers: Mapping[str, str]
-    body: bytes
-    found: Mapping[str, Any]
-
-    @property
-    def forwarded(self) -> dict[str, str]:
-        """The headers that go on to an upstream."""
-        return {k: v for k, v in self.headers.items() if k.lower() not in _OWN_HEADERS}
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether the answer is to be streamed."""
-        return self.found.get("stream") is True
-
-    @property
-    def has_tools(self) -> bool:
-        """Whether the model may call tools."""
-        return bool(self.found.get("tools") or self.found.get("functions"))
+_UNPACKED = ("gzip", "deflate", "br", "zstd")
+"""The encodings that aiohttp unpacks."""
 
 
 @dataclass(slots=True)
@@ -112,19 +81,20 @@ class Upstream(ABC):
         name: Its name in reports.
         model: The model to ask for.
         answers: The number of answers that it has completed.
-        retries: 0: the client repeats its request, as it would without a proxy.
+        retries: How many times its clients' SDKs would repeat a failed request.
+        sends_marks: Whether it has ever ended an answer with the wire's mark.
         was_reached: Whether it has ever responded.
     """
 
     stall_secs: float | Literal["policy"] | None = "policy"
-    retries = 0
+    retries = 2
 
     def __init__(self, settings: UpstreamSettings, wire: Wire):
         """Prepare an upstream."""
         self.name, self.model = settings.name, settings.model
         self.usd_per_mtok, self.timeout_secs = settings.usd_per_mtok, settings.timeout_secs
         self.answers = 0
-        self.was_reached = False
+        self.was_reached = self.sends_marks = False
         self._settings, self._wire = settings, wire
 
     @property
@@ -140,7 +110,7 @@ class Upstream(ABC):
     def send(
         self, request: ProxiedRequest, reply: Reply, stats: AttemptStats
     ) -> AsyncGenerator[bytes]:
-        """Send a request and return the body's bytes as they come.
+        """Send a request and return the body's bytes as they come, after an empty piece.
 
         Args:
             request: The request.
@@ -148,7 +118,7 @@ class Upstream(ABC):
             stats: Gets the request's stages and rate limits.
 
         Raises:
-            UpstreamRefused: If the status is not 200.
+            UpstreamRefused: If the status is no success.
             OSError: If the connection fails.
         """
 
@@ -200,32 +170,29 @@ class _Api(Upstream):
         stages = stats.stages
         stages.is_traced = True
         stages.record_request(self._host)
-        headers = CIMultiDict(request.forwarded)
+        headers = request.forwarded
         headers.update(self._own)
         await _record(stages, "send_request_headers.started")
-        posted = self._session.post(
-            self._base_url + self._wire.upstream_path(request.path),
-            data=with_model(request.body, self.model),
-            headers=headers,
-            trace_request_ctx=stages,
-        )
         try:
-            response = await posted
+            response = await self._post(request, headers, stages)
         except (aiohttp.ServerTimeoutError, aiohttp.ClientError) as error:
             raise ConnectionError(f"no connection: {error}") from error
         try:
             self.was_reached = True
             await _record(stages, "receive_response_headers.complete")
-            reply.status, reply.headers = response.status, _passed(response.headers)
             stages.record_headers(response.headers)
             stats.record_response(parse_rate_limits(response.headers, time.time()))
-            if response.status != HTTPStatus.OK:
+            if 300 <= response.status < 400:  # would lead the client, and what it sends, elsewhere
+                raise UpstreamRefused(response.status, {}, None)
+            reply.status, reply.headers = response.status, _passed(response.headers)
+            if not response.ok:
                 async for chunk in response.content.iter_any():
                     reply.body += chunk
                     if len(reply.body) > MAX_ERROR_BYTES:
                         break
                 reply.is_whole = True
                 raise UpstreamRefused(response.status, response.headers, parsed(reply.body))
+            yield b""
             async for chunk in response.content.iter_any():
                 yield chunk
         except aiohttp.ClientError as error:  # the connection was lost
@@ -235,6 +202,34 @@ class _Api(Upstream):
                 self._ending.start(_end(response), name=f"ends a response of {self.name}")
             else:
                 response.close()
+
+    async def _post(
+        self, request: ProxiedRequest, headers: CIMultiDict[str], stages: Stages
+    ) -> aiohttp.ClientResponse:
+        """Send a request, and follow redirects within the upstream's origin.
+
+        Others would take the key, and with 307 and 308 the prompt, to a server that is not in the
+        settings.
+        """
+        url, method = URL(self._base_url + self._wire.upstream_path(request.path)), "POST"
+        parts = request.body_for(self.model)
+        for _ in range(MAX_REDIRECTS):
+            is_post = method == "POST"
+            size = {"Content-Length": str(sum(map(len, parts)))} if is_post else {}
+            response = await self._session.request(
+                method,
+                url,
+                data=_slices(parts) if is_post else None,
+                headers=CIMultiDict([*headers.items(), *size.items()]),
+                trace_request_ctx=stages,
+                allow_redirects=False,
+            )
+            target = _target(response)
+            if target is None or target.origin() != url.origin():
+                return response
+            response.release()
+            url, method = target, REDIRECTS[response.status] if is_post else method
+        raise aiohttp.ClientError("too many redirects")
 
     async def reach(self) -> None:
         async with self._session.get(self._base_url, headers=self._own, allow_redirects=False):
@@ -255,6 +250,27 @@ async def _end(response: aiohttp.ClientResponse) -> None:
         return
     finally:
         response.close()
+
+
+def _target(response: aiohttp.ClientResponse) -> URL | None:
+    """Where a response redirects to; None if it does not, or to what is no address."""
+    target = response.headers.get("Location")
+    if response.status not in REDIRECTS or target is None:
+        return None
+    with suppress(ValueError):
+        there = response.url.join(URL(target))
+        if there.scheme in ("http", "https") and there.host:
+            return there
+    return None
+
+
+async def _slices(parts: Sequence[memoryview]) -> AsyncGenerator[memoryview]:
+    """The parts of a body in slices, so that other requests' are written between them."""
+    for part in parts:
+        for at in range(0, len(part), _SLICE_BYTES):
+            if at:
+                await asyncio.sleep(0)
+            yield part[at : at + _SLICE_BYTES]
 
 
 def _trace() -> aiohttp.TraceConfig:
@@ -289,7 +305,11 @@ class _Cloud(Upstream):
                 f'upstream {self.name!r} needs anthropic: pip install "anthropic[{settings.kind}]"'
             ) from None
         # A proxy waits as long as its client does.
-        options: dict[str, Any] = {"max_retries": 0, "timeout": None}
+        options: dict[str, Any] = {
+            "max_retries": 0,
+            "timeout": None,
+            "http_client": anthropic.DefaultAsyncHttpxClient(follow_redirects=False),
+        }
         if settings.base_url is not None:
             options["base_url"] = settings.base_url
         if settings.kind == "bedrock":
@@ -308,7 +328,12 @@ class _Cloud(Upstream):
         self, request: ProxiedRequest, reply: Reply, stats: AttemptStats
     ) -> AsyncGenerator[bytes]:
         stats.stages.record_request(self._settings.kind)
-        found, messages = request.found, self._client.messages
+        messages = self._client.messages
+        try:
+            found = request.found
+        except (ValueError, RecursionError):
+            status, body = HTTPStatus.BAD_REQUEST, self._wire.error(400, "the body is no JSON")
+            raise self._refuse(reply, status, {}, body) from None
         named = {name: found[name] for name in ("messages", "max_tokens") if name in found}
         arguments: dict[str, Any] = {
             **named,
@@ -340,10 +365,15 @@ class _Cloud(Upstream):
             headers = getattr(getattr(error, "response", None), "headers", {})
             if status == HTTPStatus.OK:  # it came as an event
                 status = self._wire.status_of(body)
-            reply.status, reply.is_whole = status, True
-            reply.headers = {**_passed(headers), "content-type": "application/json"}
-            reply.body = bytearray(json.dumps(body).encode())
-            raise UpstreamRefused(status, headers, body) from error
+            raise self._refuse(reply, status, headers, body) from error
+
+    def _refuse(
+        self, reply: Reply, status: int, headers: Mapping[str, str], body: Mapping[str, Any]
+    ) -> UpstreamRefused:
+        reply.status, reply.is_whole = status, True
+        reply.headers = {**_passed(headers), "content-type": "application/json"}
+        reply.body = bytearray(json.dumps(body).encode())
+        return UpstreamRefused(status, headers, body)
 
     def _has_replied(self, reply: Reply, stats: AttemptStats, content_type: str) -> None:
         self.was_reached = True
@@ -359,4 +389,7 @@ class _Cloud(Upstream):
 
 
 def _passed(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name.lower() not in _THEIR_HEADERS}
+    own = set(_THEIR_HEADERS)
+    if headers.get("content-encoding", "").lower() in _UNPACKED:
+        own.add("content-encoding")
+    return {name: value for name, value in headers.items() if name.lower() not in own}

@@ -1,7 +1,8 @@
 """The two APIs: what a stream's events mean, and how the proxy's own errors are written.
 
 Bytes pass as they are. An event is only read as far as the race has to know: whether it is usable,
-ends the answer, or reports an error. Sources: the pages "Streaming Messages" and "Errors" of
+ends the answer, or reports an error. What is not understood is usable: it may be a form that is
+newer than this module. Sources: the pages "Streaming Messages" and "Errors" of
 Anthropic's API reference, "Chat Completions streaming" and "Error codes" of OpenAI's.
 """
 
@@ -17,9 +18,12 @@ from typing import Any, ClassVar
 from pipecat.metrics.metrics import LLMTokenUsage
 
 from pipecat_hedge.race import is_usable_text
+from pipecat_hedge.service import is_whole_sentence
 
 __all__ = [
     "ANTHROPIC",
+    "EVENT_ENDS",
+    "MAX_READ_BYTES",
     "OPENAI",
     "WIRES",
     "EventReader",
@@ -27,12 +31,14 @@ __all__ = [
     "Signs",
     "Wire",
     "parsed",
-    "with_model",
 ]
 
-MAX_EVENT_BYTES = 32 * 2**20
-"""A longer event is taken for a fault: no answer has one."""
+MAX_READ_BYTES = 2**20
+"""Of an event or a whole answer. To parse more would stop all other streams; it passes unread."""
+TAIL_CHARS = 200
+"""As much of an answer's end shows whether it ends a sentence."""
 STATUSES = {
+    415: ("invalid_request_error", "unsupported_media_type"),
     400: ("invalid_request_error", "invalid_request_error"),
     401: ("authentication_error", "invalid_api_key"),
     403: ("permission_error", "insufficient_permissions"),
@@ -45,20 +51,22 @@ STATUSES = {
     503: ("overloaded_error", "overloaded"),
     529: ("overloaded_error", "overloaded"),
 }
-"""By status, Anthropic's type of an error and OpenAI's code."""
+"""By status, Anthropic's type of an error and OpenAI's code. Of statuses with the same, the last is
+the usual one."""
 
 
 @dataclass(slots=True)
 class Signs:
-    """What one event means.
+    """What one event, or a whole answer, means.
 
     Parameters:
         text: Its answer text.
-        is_usable: Whether it has answer text to read, or completes a tool call.
+        is_usable: Whether it has answer text to read, completes a tool call, or is not understood.
         ends: Whether the answer is complete with it.
         is_last: Whether no event follows.
         error: The error that it reports, as JSON; None if it reports none.
         has_tool: Whether it is part of a tool call.
+        is_known: Whether it is understood.
     """
 
     text: str = ""
@@ -67,6 +75,7 @@ class Signs:
     is_last: bool = False
     error: Mapping[str, Any] | None = None
     has_tool: bool = False
+    is_known: bool = True
 
 
 class Wire(ABC):
@@ -104,9 +113,20 @@ class Wire(ABC):
     def reader(self) -> EventReader:
         """A reader for one stream."""
 
+    def read_whole(self, body: bytes | bytearray) -> tuple[Signs, LLMTokenUsage | None]:
+        """Read an answer that was not streamed. What is no JSON is not usable."""
+        found = parsed(body)
+        if found is None:
+            return Signs(), None
+        if isinstance(found, dict) and found.get("error"):
+            return Signs(error=found), None
+        try:
+            return self._read_whole(found)
+        except _OTHER_FORM:
+            return Signs(is_usable=True, ends=True, is_known=False), None
+
     @abstractmethod
-    def read_whole(self, body: Mapping[str, Any]) -> tuple[Signs, LLMTokenUsage | None]:
-        """Read an answer that was not streamed."""
+    def _read_whole(self, body: Mapping[str, Any]) -> tuple[Signs, LLMTokenUsage | None]: ...
 
     @abstractmethod
     def error(self, status: int, message: str) -> dict[str, Any]:
@@ -140,12 +160,18 @@ class EventReader(ABC):
     Attributes:
         usage: The upstream's token counts so far; None until it has sent some.
         like: The latest event with text; empty until there is one.
+        calls: The arguments of the tool calls so far.
+        tail: The end of the text.
+        has_read: Whether anything was in the form of events.
     """
 
     def __init__(self) -> None:
         """Begin a stream."""
         self.usage: LLMTokenUsage | None = None
         self.like: Mapping[str, Any] = {}
+        self.calls: dict[object, str] = {}
+        self.tail = ""
+        self.has_read = False
 
     def read(self, event: bytes) -> Signs:
         """Read an event: the bytes up to and including its blank line."""
@@ -153,25 +179,39 @@ class EventReader(ABC):
             line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")
         )
         if data == b"[DONE]":
-            return Signs(ends=True, is_last=True)
-        try:
-            found = json.loads(data) if data else None
-        except ValueError:
-            return Signs()
+            return Signs(is_usable=bool(self.calls), ends=True, is_last=True)
+        found = parsed(data)
         if not isinstance(found, dict):
             return Signs()
-        if isinstance(found.get("error"), (dict, str)):
+        self.has_read = True
+        if found.get("error"):
             return Signs(error=found)
         try:
             signs = self._read(found)
-        except (AttributeError, TypeError, KeyError, IndexError):  # not in the wire's form
-            return Signs()
+        except _OTHER_FORM:
+            return Signs(is_usable=True, is_known=False)
         if signs.text:
             self.like = found
+            self.tail = (self.tail + signs.text)[-TAIL_CHARS:]
         return signs
+
+    def seems_whole(self, *, sends_marks: bool) -> bool:
+        """Whether an answer that came without an end mark is whole by its content.
+
+        Args:
+            sends_marks: Whether the upstream ends its answers with a mark. If not, its text is
+                believed to be whole.
+        """
+        if self.calls:
+            return all(isinstance(parsed(text.encode()), dict) for text in self.calls.values())
+        return not sends_marks or is_whole_sentence(self.tail)
 
     @abstractmethod
     def _read(self, event: Mapping[str, Any]) -> Signs: ...
+
+
+_OTHER_FORM = (AttributeError, TypeError, KeyError, IndexError)
+"""What reading a form that is not known raises."""
 
 
 # ---- Anthropic Messages
@@ -181,7 +221,10 @@ class _Anthropic(Wire):
     path = "/v1/messages"
     overloaded = 529
     ping = b'event: ping\ndata: {"type": "ping"}\n\n'
-    rare = re.compile(rb'^event: (?!content_block_delta|ping)|"type":\s*"(?:error|message_)', re.M)
+    rare = re.compile(
+        rb'^event: (?!content_block_delta|ping)|"type"\s*:\s*"(?:error|message_|content_block_st)',
+        re.M,
+    )
 
     def upstream_path(self, path: str) -> str:
         return path
@@ -192,14 +235,17 @@ class _Anthropic(Wire):
     def reader(self) -> EventReader:
         return _AnthropicReader()
 
-    def read_whole(self, body: Mapping[str, Any]) -> tuple[Signs, LLMTokenUsage | None]:
-        blocks = body.get("content") or []
-        text = "".join(block.get("text") or "" for block in blocks)
-        has_tool = any(block.get("type") == "tool_use" for block in blocks)
-        usable = has_tool or is_usable_text(text)
-        return Signs(text, usable, ends=True, has_tool=has_tool), _anthropic_usage(
-            body.get("usage") or {}
+    def _read_whole(self, body: Mapping[str, Any]) -> tuple[Signs, LLMTokenUsage | None]:
+        signs = Signs(is_usable=_is_told(body.get("stop_reason"), "end_turn"), ends=True)
+        for block in body["content"]:
+            kind = block["type"]
+            signs.text += block["text"] if kind == "text" else ""
+            signs.has_tool = signs.has_tool or kind == "tool_use"
+            signs.is_known = signs.is_known and kind in _KNOWN_BLOCKS
+        signs.is_usable = (
+            signs.is_usable or signs.has_tool or not signs.is_known or is_usable_text(signs.text)
         )
+        return signs, _anthropic_usage(body.get("usage"))
 
     def error(self, status: int, message: str) -> dict[str, Any]:
         return {"type": "error", "error": {"type": STATUSES[status][0], "message": message}}
@@ -228,38 +274,67 @@ class _Anthropic(Wire):
 
 
 class _AnthropicReader(EventReader):
-    def __init__(self) -> None:
-        super().__init__()
-        self._tools: set[object] = set()
-
     def _read(self, event: Mapping[str, Any]) -> Signs:
-        kind = event.get("type")
+        kind, index = event.get("type"), event.get("index")
         if kind == "content_block_delta":
-            text = event["delta"].get("text") or ""
-            return Signs(text, is_usable_text(text), has_tool=event.get("index") in self._tools)
+            delta = event["delta"]
+            what, has_tool = delta["type"], index in self.calls
+            if what == "text_delta":
+                return Signs(delta["text"], is_usable_text(delta["text"]))
+            if what == "input_json_delta" and has_tool:
+                self.calls[index] += delta["partial_json"]
+            is_known = what in _KNOWN_DELTAS
+            return Signs(is_usable=not is_known, has_tool=has_tool, is_known=is_known)
         if kind == "content_block_start":
             block = event["content_block"]
-            if block.get("type") == "tool_use":
-                self._tools.add(event.get("index"))
-            text = block.get("text") or ""
-            return Signs(text, is_usable_text(text))
-        if kind == "content_block_stop" and event.get("index") in self._tools:
+            what = block["type"]
+            if what == "tool_use":
+                self.calls[index] = ""
+            text = block["text"] if what == "text" else ""
+            is_known = what in _KNOWN_BLOCKS
+            return Signs(text, is_usable_text(text) or not is_known, is_known=is_known)
+        if kind == "content_block_stop" and index in self.calls:
+            self.calls[index] = self.calls[index] or "{}"  # a tool without arguments
             return Signs(is_usable=True, has_tool=True)
         if kind == "message_start":
-            self.usage = _anthropic_usage(event["message"].get("usage") or {})
-        elif kind == "message_delta" and event.get("usage"):
-            self.usage = _anthropic_usage(event["usage"], self.usage)
-        return Signs(ends=kind == "message_stop", is_last=kind == "message_stop")
+            self.usage = _anthropic_usage(event["message"].get("usage"))
+        if kind == "message_delta":
+            self.usage = _anthropic_usage(event.get("usage"), self.usage)
+            reason = (event.get("delta") or {}).get("stop_reason")
+            return Signs(is_usable=_is_told(reason, "end_turn"), ends=bool(reason))
+        is_last = kind == "message_stop"
+        return Signs(ends=is_last, is_last=is_last, is_known=kind in _KNOWN_EVENTS)
 
 
-def _anthropic_usage(
-    found: Mapping[str, Any], before: LLMTokenUsage | None = None
-) -> LLMTokenUsage:
-    read = found.get("cache_read_input_tokens") or 0
-    written = found.get("cache_creation_input_tokens") or 0
-    prompt = (found.get("input_tokens") or 0) + read + written
+_KNOWN_EVENTS = {"ping", "message_start", "content_block_stop", "message_stop"}
+_KNOWN_BLOCKS = {"text", "tool_use", "thinking", "redacted_thinking"}
+_KNOWN_DELTAS = {"input_json_delta", "thinking_delta", "signature_delta"}
+"""Besides text; neither is an answer."""
+
+
+def _is_told(reason: object, usual: str) -> bool:
+    """Whether an answer has a reason to end that says something, even if it has no text."""
+    return bool(reason) and reason != usual
+
+
+def _anthropic_usage(found: Any, before: LLMTokenUsage | None = None) -> LLMTokenUsage | None:
+    prompt = sum(
+        _count(found, name)
+        for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+    )
     prompt = prompt or (0 if before is None else before.prompt_tokens)
-    completion = found.get("output_tokens") or 0
+    return _usage(prompt, _count(found, "output_tokens")) or before
+
+
+def _count(found: Any, name: str) -> int:
+    """A number of tokens; 0 if there is none."""
+    count = found.get(name) if isinstance(found, dict) else None
+    return count if isinstance(count, int) else 0
+
+
+def _usage(prompt: int, completion: int) -> LLMTokenUsage | None:
+    if not (prompt or completion):
+        return None
     return LLMTokenUsage(
         prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion
     )
@@ -272,7 +347,10 @@ class _OpenAI(Wire):
     path = "/v1/chat/completions"
     overloaded = 503
     ping = b": ping\n\n"
-    rare = re.compile(rb'"error"|\[DONE\]|"usage":\s*\{|"finish_reason":\s*"')
+    rare = re.compile(
+        rb'"error"|\[DONE\]|"(?:usage|function_call)"\s*:\s*\{|"finish_reason"\s*:\s*"'
+        rb'|"tool_calls"\s*:\s*\[\s*\{'
+    )
 
     def upstream_path(self, path: str) -> str:
         return path.removeprefix("/v1")
@@ -283,12 +361,12 @@ class _OpenAI(Wire):
     def reader(self) -> EventReader:
         return _OpenAIReader()
 
-    def read_whole(self, body: Mapping[str, Any]) -> tuple[Signs, LLMTokenUsage | None]:
-        messages = [choice["message"] for choice in body.get("choices") or []]
-        text = "".join(m.get("content") or m.get("refusal") or "" for m in messages)
-        has_tool = any(m.get("tool_calls") or m.get("function_call") for m in messages)
-        usable = has_tool or is_usable_text(text)
-        return Signs(text, usable, ends=True, has_tool=has_tool), _openai_usage(body.get("usage"))
+    def _read_whole(self, body: Mapping[str, Any]) -> tuple[Signs, LLMTokenUsage | None]:
+        signs = Signs(ends=True)
+        for choice in body["choices"]:
+            _add_part(signs, choice["message"], choice.get("finish_reason"))
+        signs.is_usable = signs.is_usable or signs.has_tool
+        return signs, _openai_usage(body.get("usage"))
 
     def error(self, status: int, message: str) -> dict[str, Any]:
         kind, code = STATUSES[status]
@@ -312,30 +390,53 @@ class _OpenAI(Wire):
 
 
 class _OpenAIReader(EventReader):
-    def __init__(self) -> None:
-        super().__init__()
-        self._has_tools = False
-
     def _read(self, event: Mapping[str, Any]) -> Signs:
-        if event.get("usage"):
-            self.usage = _openai_usage(event["usage"])
-        text, finished = "", False
-        for choice in event.get("choices") or []:
-            delta = choice.get("delta") or {}
-            text += delta.get("content") or delta.get("refusal") or ""
-            self._has_tools = self._has_tools or bool(delta.get("tool_calls"))
-            finished = finished or choice.get("finish_reason") is not None
-        usable = is_usable_text(text) or (finished and self._has_tools)
-        return Signs(text, usable, ends=finished, has_tool=self._has_tools)
+        self.usage = _openai_usage(event.get("usage")) or self.usage
+        signs = Signs(has_tool=bool(self.calls), is_known="choices" in event)
+        for choice in event.get("choices") or ():
+            delta, reason = choice.get("delta") or {}, choice.get("finish_reason")
+            _add_part(signs, delta, reason)
+            for call in delta.get("tool_calls") or ():
+                key = choice.get("index"), call.get("index")
+                self._add_call(key, call.get("function") or {})
+            if call := delta.get("function_call"):
+                self._add_call(choice.get("index"), call)
+            signs.is_usable = signs.is_usable or bool(reason and self.calls)
+            signs.ends = signs.ends or bool(reason)
+        return signs
+
+    def _add_call(self, key: object, function: Mapping[str, Any]) -> None:
+        self.calls[key] = self.calls.get(key, "") + (function.get("arguments") or "")
 
 
-def _openai_usage(found: Mapping[str, Any] | None) -> LLMTokenUsage | None:
-    if not found:
-        return None
-    prompt, completion = found.get("prompt_tokens") or 0, found.get("completion_tokens") or 0
-    return LLMTokenUsage(
-        prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion
-    )
+_NO_ANSWER = {"role", "name", "channel", "tool_calls", "function_call"}
+"""What a message may have beside an answer; calls count when they are complete."""
+
+
+def _add_part(signs: Signs, message: Mapping[str, Any], reason: object) -> None:
+    """Add what a message, or a part of one, means."""
+    text = ""
+    for name, value in message.items():
+        if not value or _is_thought(name):
+            continue
+        if name in ("content", "refusal"):
+            for part in [{"type": "text", "text": value}] if isinstance(value, str) else value:
+                text += part["text"] if part["type"] == "text" else ""
+                signs.is_known &= part["type"] == "text" or _is_thought(part["type"])
+        else:
+            signs.is_known &= name in _NO_ANSWER
+    signs.text += text
+    signs.has_tool |= bool(message.get("tool_calls") or message.get("function_call"))
+    signs.is_usable |= is_usable_text(text) or not signs.is_known or _is_told(reason, "stop")
+
+
+def _is_thought(name: str) -> bool:
+    """Whether a field or a part is the model's reasoning, as its many names have it."""
+    return "reason" in name or "think" in name
+
+
+def _openai_usage(found: Any) -> LLMTokenUsage | None:
+    return _usage(_count(found, "prompt_tokens"), _count(found, "completion_tokens"))
 
 
 ANTHROPIC, OPENAI = _Anthropic(), _OpenAI()
@@ -346,7 +447,7 @@ def parsed(body: bytes | bytearray) -> Any:
     """A body as JSON; None if it is none."""
     try:
         return json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -354,35 +455,42 @@ def parsed(body: bytes | bytearray) -> Any:
 
 
 class EventSplitter:
-    """Returns whole events; what follows the last one is kept until its end has come.
+    """Splits a stream where its events end.
 
     Attributes:
-        rest: What is kept.
+        rest: What came behind the last end, and was not returned yet.
     """
 
     def __init__(self) -> None:
         """Start at the beginning of a stream."""
         self.rest = bytearray()
+        self._is_long = False
 
-    def feed(self, chunk: bytes) -> bytes:
-        """Add bytes and return the events that are now whole.
+    def feed(self, chunk: bytes) -> list[tuple[bytes, bool]]:
+        """Add bytes, and return what is complete.
 
-        Raises:
-            ConnectionResetError: If an event is longer than ``MAX_EVENT_BYTES``.
+        Returns:
+            Whole events and, as soon as it is known to be one, parts of an event that is longer
+            than ``MAX_READ_BYTES``; each with whether it is to be read.
         """
         rest = self.rest
-        if not rest and chunk.endswith(b"\n\n"):
-            return chunk
+        if not (rest or self._is_long) and chunk.endswith(b"\n\n"):
+            return [(chunk, True)]
         begin = max(len(rest) - 3, 0)  # an end may have begun in the chunk before
         rest += chunk
-        ends = [at + len(mark) for mark in _ENDS if (at := rest.rfind(mark, begin)) >= 0]
-        if not ends:
-            if len(rest) > MAX_EVENT_BYTES:
-                raise ConnectionResetError(f"an event is longer than {MAX_EVENT_BYTES} bytes")
-            return b""
-        events = bytes(rest[: max(ends)])
-        del rest[: max(ends)]
-        return events
+        found = list[tuple[bytes, bool]]()
+        ends = [(rest.rfind(mark, begin), len(mark)) for mark in EVENT_ENDS]
+        first, last = 0, max(at + size if at >= 0 else 0 for at, size in ends)
+        if self._is_long or (not last and len(rest) > MAX_READ_BYTES):
+            ends = [(rest.find(mark, begin), len(mark)) for mark in EVENT_ENDS]
+            first = min((at + size for at, size in ends if at >= 0), default=0)
+            self._is_long = not first
+            first = first or max(len(rest) - 3, 0)
+            found.append((bytes(rest[:first]), False))
+        if last > first:
+            found.append((bytes(rest[first:last]), True))
+        del rest[: max(first, last)]
+        return found
 
     def split(self, events: bytes) -> list[bytes]:
         """The single events, each with its blank line."""
@@ -393,42 +501,5 @@ class EventSplitter:
         return [*found, events[begin:]] if begin < len(events) else found
 
 
-_ENDS = (b"\n\n", b"\n\r\n", b"\r\r")
-_END = re.compile(rb"\r?\n\r?\n|\r\r")
-
-
-# ---- the model's name
-
-
-def with_model(body: bytes, model: str) -> bytes:
-    """Replace the model's name in a request's JSON, and no other byte.
-
-    Args:
-        body: A JSON object with a string under ``model``.
-        model: The new name.
-    """
-    found = list(_MODEL.finditer(body))
-    if len(found) == 1:
-        return body[: found[0].start(1)] + json.dumps(model).encode() + body[found[0].end(1) :]
-    text = body.decode()
-    start, end = _value_of(text, "model")
-    return (text[:start] + json.dumps(model) + text[end:]).encode()
-
-
-def _value_of(text: str, name: str) -> tuple[int, int]:
-    """Where the value of a key of the outermost object begins and ends; of two, the last."""
-    decoder, at, found = json.JSONDecoder(), text.index("{") + 1, (0, 0)
-    while True:
-        at = _SPACE.match(text, at).end()  # pyright: ignore[reportOptionalMemberAccess]
-        if text[at] == "}":
-            return found
-        key, at = decoder.raw_decode(text, at)
-        at = _SPACE.match(text, at).end()  # pyright: ignore[reportOptionalMemberAccess]
-        _, end = decoder.raw_decode(text, at)
-        if key == name:
-            found = at, end
-        at = end
-
-
-_MODEL = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')
-_SPACE = re.compile(r"[\s,:]*")
+EVENT_ENDS = (b"\n\n", b"\n\r\n", b"\r\r")
+_END = re.compile(rb"\n\r?\n|\r\r")

@@ -1,0 +1,535 @@
+"""Answers that the proxy does not understand, or that have no text, pass byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import aiohttp
+import anthropic
+import openai
+import pytest
+from aiohttp import web
+
+from pipecat_hedge.tools.proxy import proxied_turn as turn_module
+from pipecat_hedge.tools.proxy import wires as wires_module
+from tests.live.scripted_upstream import PATHS, asking, proxied, replying, scripted
+
+pytestmark = pytest.mark.live
+
+WIRES = pytest.mark.parametrize("wire", PATHS)
+JSON = "application/json"
+
+
+# ---- answers
+
+
+def chunk(finish: str | None = None, **delta: Any) -> dict[str, Any]:
+    base = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    return {**base, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+
+
+def gpt_stream(*found: Mapping[str, Any], mark: bool = True) -> list[bytes]:
+    events = [b"data: " + json.dumps(each).encode() + b"\n\n" for each in found]
+    return [*events, b"data: [DONE]\n\n"] if mark else events
+
+
+def gpt_whole(finish: str | None, **message: Any) -> bytes:
+    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}
+    base = {"id": "c1", "object": "chat.completion", "created": 1, "model": "m"}
+    usage = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
+    return json.dumps({**base, "choices": [choice], "usage": usage}).encode()
+
+
+def claude_stream(*found: Mapping[str, Any], reason: str | None, stops: bool = True) -> list[bytes]:
+    message = {"id": "m1", "type": "message", "role": "assistant", "model": "m", "content": []}
+    message |= {"stop_reason": None, "usage": {"input_tokens": 9, "output_tokens": 1}}
+    events: list[Mapping[str, Any]] = [{"type": "message_start", "message": message}, *found]
+    if reason is not None:
+        delta = {"stop_reason": reason, "stop_sequence": None}
+        events.append({"type": "message_delta", "delta": delta, "usage": {"output_tokens": 7}})
+    if stops:
+        events.append({"type": "message_stop"})
+    return [f"event: {each['type']}\ndata: {json.dumps(each)}\n\n".encode() for each in events]
+
+
+def claude_whole(reason: str, *content: Mapping[str, Any]) -> bytes:
+    base = {"id": "m1", "type": "message", "role": "assistant", "model": "m", "content": content}
+    usage = {"input_tokens": 9, "output_tokens": 1}
+    return json.dumps({**base, "stop_reason": reason, "usage": usage}).encode()
+
+
+def block(index: int, content: Mapping[str, Any], *deltas: Mapping[str, Any]) -> list[Any]:
+    return [
+        {"type": "content_block_start", "index": index, "content_block": content},
+        *({"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas),
+        {"type": "content_block_stop", "index": index},
+    ]
+
+
+ROLE = chunk(role="assistant", content="")
+CALL = {"name": "book", "arguments": '{"people"'}, {"name": None, "arguments": ": 2}"}
+TOOL = [
+    chunk(tool_calls=[{"index": 0, "id": "t1", "type": "function", "function": part}])
+    for part in CALL
+]
+AUDIO = {"id": "a1", "data": "UklGRg==", "transcript": "Yes."}
+PARTS = [{"type": "text", "text": "Yes, till nine."}]
+THOUGHT = block(
+    0,
+    {"type": "thinking", "thinking": "", "signature": ""},
+    {"type": "thinking_delta", "thinking": "Hm, long."},
+    {"type": "signature_delta", "signature": "EqQB"},
+)
+TEXT = block(0, {"type": "text", "text": ""}, {"type": "text_delta", "text": "Yes, till nine."})
+SEARCH = block(
+    0,
+    {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}},
+    {"type": "input_json_delta", "partial_json": '{"query": "open"}'},
+)
+TOOL_USE = block(
+    0,
+    {"type": "tool_use", "id": "t1", "name": "book", "input": {}},
+    {"type": "input_json_delta", "partial_json": '{"people": 2}'},
+)
+
+
+class Answer(NamedTuple):
+    """An answer, and whether a request for it is streamed."""
+
+    wire: str
+    parts: Sequence[bytes]
+    is_stream: bool = True
+
+
+ANSWERS = {
+    "gpt content_filter": Answer("openai", gpt_stream(ROLE, chunk("content_filter"))),
+    "gpt reasoning used up": Answer(
+        "openai", gpt_stream(ROLE, chunk(reasoning_content="Hm"), chunk("length"))
+    ),
+    "gpt function_call": Answer(
+        "openai",
+        gpt_stream(ROLE, *(chunk(function_call=part) for part in CALL), chunk("function_call")),
+    ),
+    "gpt audio": Answer("openai", gpt_stream(ROLE, chunk(audio=AUDIO), chunk("stop"))),
+    "gpt content as a list": Answer("openai", gpt_stream(chunk(content=PARTS), chunk("stop"))),
+    "gpt content of unknown parts": Answer(
+        "openai", gpt_stream(chunk(content=[{"type": "image", "url": "x"}]), chunk("stop"))
+    ),
+    "gpt unknown delta": Answer("openai", gpt_stream(chunk(picture={"x": 1}), chunk("stop"))),
+    "gpt choices of another form": Answer("openai", gpt_stream({"choices": "odd"})),
+    "gpt usage of another form": Answer(
+        "openai", gpt_stream({**chunk(content="Yes."), "usage": "few"}, chunk("stop"))
+    ),
+    "gpt empty finish_reason": Answer(
+        "openai", gpt_stream(chunk("", content="Yes, "), chunk("", content="ok."), chunk("stop"))
+    ),
+    "gpt call without a mark": Answer("openai", gpt_stream(ROLE, *TOOL, mark=False)),
+    "gpt call and [DONE] alone": Answer("openai", gpt_stream(ROLE, *TOOL)),
+    "gpt text without a mark": Answer("openai", gpt_stream(chunk(content="Yes"), mark=False)),
+    "gpt last event without its blank line": Answer(
+        "openai", [*gpt_stream(chunk(content="Yes"), chunk("stop"), mark=False), b"data: [DONE]"]
+    ),
+    "gpt JSON for a stream": Answer("openai", [gpt_whole("stop", content="Yes.")]),
+    "gpt whole content_filter": Answer(
+        "openai", [gpt_whole("content_filter", content=None)], is_stream=False
+    ),
+    "gpt whole refusal": Answer(
+        "openai", [gpt_whole("stop", content=None, refusal="No.")], is_stream=False
+    ),
+    "gpt whole reasoning used up": Answer(
+        "openai", [gpt_whole("length", content="", reasoning_content="Hm")], is_stream=False
+    ),
+    "gpt whole function_call": Answer(
+        "openai",
+        [gpt_whole("function_call", content=None, function_call=CALL[0])],
+        is_stream=False,
+    ),
+    "gpt whole audio": Answer(
+        "openai", [gpt_whole("stop", content=None, audio=AUDIO)], is_stream=False
+    ),
+    "gpt whole content as a list": Answer(
+        "openai", [gpt_whole("stop", content=PARTS)], is_stream=False
+    ),
+    "gpt whole of another form": Answer("openai", [b'{"output": [1]}'], is_stream=False),
+    "claude refusal": Answer("anthropic", claude_stream(reason="refusal")),
+    "claude thinking used up": Answer("anthropic", claude_stream(*THOUGHT, reason="max_tokens")),
+    "claude pause_turn": Answer("anthropic", claude_stream(*SEARCH, reason="pause_turn")),
+    "claude unknown block": Answer(
+        "anthropic", claude_stream(*block(0, {"type": "image", "data": "x"}), reason="end_turn")
+    ),
+    "claude unknown delta": Answer(
+        "anthropic",
+        claude_stream(
+            *block(0, {"type": "text", "text": ""}, {"type": "audio_delta", "audio": "x"}),
+            reason="end_turn",
+        ),
+    ),
+    "claude block of another form": Answer(
+        "anthropic", claude_stream({"type": "content_block_delta"}, reason="end_turn")
+    ),
+    "claude stop_reason alone": Answer(
+        "anthropic", claude_stream(*TEXT, reason="end_turn", stops=False)
+    ),
+    "claude call without a mark": Answer(
+        "anthropic", claude_stream(*TOOL_USE, reason=None, stops=False)
+    ),
+    "claude whole refusal": Answer("anthropic", [claude_whole("refusal")], is_stream=False),
+    "claude whole thinking used up": Answer(
+        "anthropic",
+        [claude_whole("max_tokens", {"type": "thinking", "thinking": "Hm", "signature": "E"})],
+        is_stream=False,
+    ),
+    "claude whole pause_turn": Answer(
+        "anthropic",
+        [claude_whole("pause_turn", {"type": "server_tool_use", "id": "s1", "name": "web_search"})],
+        is_stream=False,
+    ),
+    "claude whole unknown block": Answer(
+        "anthropic", [claude_whole("end_turn", {"type": "image", "data": "x"})], is_stream=False
+    ),
+    "claude whole of another form": Answer(
+        "anthropic", [b'{"content": "Yes.", "stop_reason": 3}'], is_stream=False
+    ),
+}
+"""Complete answers: the first upstream's wins."""
+NOTHING = {
+    "gpt empty": Answer("openai", gpt_stream(ROLE, chunk("stop"))),
+    "gpt only reasoning": Answer("openai", gpt_stream(chunk(reasoning="Hm"), chunk("stop"))),
+    "gpt only thinking in a list": Answer(
+        "openai",
+        gpt_stream(chunk(content=[{"type": "thinking", "thinking": "Hm"}]), chunk("stop")),
+    ),
+    "gpt not events": Answer("openai", [b"<html>Sign in</html>"]),
+    "gpt whole empty": Answer("openai", [gpt_whole("stop", content="")], is_stream=False),
+    "gpt whole not JSON": Answer("openai", [b"<html>Sign in</html>"], is_stream=False),
+    "gpt whole nothing": Answer("openai", [], is_stream=False),
+    "claude empty": Answer("anthropic", claude_stream(reason="end_turn")),
+    "claude only thinking": Answer("anthropic", claude_stream(*THOUGHT, reason="end_turn")),
+    "claude whole empty": Answer("anthropic", [claude_whole("end_turn")], is_stream=False),
+}
+"""Answers with nothing in them: another upstream is asked, and then the same is accepted."""
+SENTENCES = {
+    "openai": (
+        Answer("openai", gpt_stream(chunk(content="Yes, "), chunk(content="till nine."))),
+        Answer(
+            "openai",
+            gpt_stream(chunk(content="Yes, "), chunk(content="till nine."), mark=False),
+        ),
+        Answer("openai", gpt_stream(chunk(content="Yes, "), chunk(content="till"), mark=False)),
+    ),
+    "anthropic": (
+        Answer("anthropic", claude_stream(*TEXT, reason="end_turn")),
+        Answer("anthropic", claude_stream(*TEXT, reason=None, stops=False)),
+        Answer(
+            "anthropic",
+            claude_stream(
+                *block(0, {"type": "text", "text": ""}, {"type": "text_delta", "text": "Yes, t"}),
+                reason=None,
+                stops=False,
+            ),
+        ),
+    ),
+}
+"""An answer with its end mark, one without, and one that ends in mid-sentence."""
+
+
+async def fetch(url: str, answer: Answer) -> tuple[int, bytes, Mapping[str, str]]:
+    """Ask for an answer: its status, its bytes and its headers."""
+    body = asking(answer.wire, stream=answer.is_stream)
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(url + PATHS[answer.wire], json=body) as response,
+    ):
+        return response.status, await response.read(), response.headers
+
+
+def answering(answer: Answer) -> Any:
+    is_json = not answer.is_stream or answer.parts[0].startswith(b"{")
+    return replying(*answer.parts, content_type=JSON if is_json else "text/event-stream")
+
+
+async def sdk_view(url: str, answer: Answer, *, through: str = "m") -> list[Any]:
+    """What the wire's SDK makes of an answer, or its error."""
+    body: dict[str, Any] = {**asking(answer.wire, stream=answer.is_stream), "model": through}
+    if answer.wire == "anthropic":
+        client: Any = anthropic.AsyncAnthropic(api_key="any", base_url=url, max_retries=0)
+        create = client.messages.create
+    else:
+        client = openai.AsyncOpenAI(api_key="any", base_url=f"{url}/v1", max_retries=0)
+        create = client.chat.completions.create
+    async with client:
+        found: list[Any] = []
+        try:
+            reply = await create(**body)
+            if answer.is_stream:
+                async for event in reply:
+                    found.append(event.model_dump(warnings=False))
+            else:
+                found.append(reply if isinstance(reply, str) else reply.model_dump(warnings=False))
+        except (anthropic.AnthropicError, openai.OpenAIError, ValueError, AttributeError) as error:
+            found.append(f"{type(error).__name__}: {error}")
+        return found
+
+
+@pytest.mark.parametrize("upstreams", [1, 2])
+@pytest.mark.parametrize("name", [*ANSWERS, *NOTHING])
+async def test_an_answer_s_own_bytes_pass(name: str, upstreams: int) -> None:
+    answer = ANSWERS.get(name) or NOTHING[name]
+    async with (
+        scripted(answering(answer)) as upstream,
+        proxied(*[upstream.url] * upstreams) as url,
+    ):
+        expected = (200, b"".join(answer.parts))
+        status, body, headers = await fetch(url, answer)
+        assert (status, body) == expected
+        assert "x-hedge-winner" in headers
+        assert len(upstream.asked) == (1 if name in ANSWERS else upstreams)
+        direct = await sdk_view(upstream.url, answer)
+        assert await sdk_view(url, answer, through=answer.wire) == direct
+
+
+@pytest.mark.parametrize("name", [*ANSWERS, *NOTHING])
+async def test_a_repeat_gets_the_same_bytes_whether_they_are_kept_or_not(name: str) -> None:
+    answer = ANSWERS.get(name) or NOTHING[name]
+    async with (
+        scripted(answering(answer)) as upstream,
+        proxied(upstream.url, upstream.url, model={"cache_secs": 60}) as url,
+    ):
+        first, second = await fetch(url, answer), await fetch(url, answer)
+        assert first[:2] == second[:2] == (200, b"".join(answer.parts))
+        if name in NOTHING:  # may be better the next time
+            assert second[2]["x-hedge-cache"] == "miss"
+
+
+@WIRES
+@pytest.mark.parametrize("upstreams", [1, 2])
+@pytest.mark.parametrize("continues", [False, True])
+async def test_an_answer_without_an_end_mark_is_whole_if_it_ends_like_one(
+    wire: str, upstreams: int, continues: bool
+) -> None:
+    marked, whole, cut = SENTENCES[wire]
+    script = [marked, whole, cut]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return await answering(script[min(len(upstream.asked), 3) - 1])(request)
+
+    async with (
+        scripted(answer) as upstream,
+        proxied(*[upstream.url] * upstreams, model={"continue": continues}) as url,
+    ):
+        assert (await fetch(url, marked))[1] == b"".join(marked.parts)
+        assert (await fetch(url, whole))[1] == b"".join(whole.parts)
+        assert len(upstream.asked) == 2
+        _, body, _ = await fetch(url, cut)
+        assert body.startswith(b"".join(cut.parts))
+        assert b'"error"' in body[len(b"".join(cut.parts)) :]
+        assert len(upstream.asked) == (4 if continues and upstreams == 2 else 3)
+
+
+@WIRES
+async def test_an_answer_of_unknown_form_is_not_continued(wire: str) -> None:
+    name = "gpt unknown delta" if wire == "openai" else "claude unknown block"
+    parts = ANSWERS[name].parts[:-2]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        out = await replying(*parts)(request)
+        assert request.transport is not None
+        request.transport.abort()
+        return out
+
+    async with (
+        scripted(answer) as upstream,
+        proxied(upstream.url, upstream.url, model={"continue": True}) as url,
+    ):
+        _, body, _ = await fetch(url, ANSWERS[name])
+        assert body.startswith(b"".join(parts))
+        assert b'"error"' in body[len(b"".join(parts)) :]
+        assert len(upstream.asked) == 1
+
+
+# ---- errors
+
+
+ERRORS = {
+    "openai": {"error": {"message": "busy", "type": "server_error", "code": "overloaded"}},
+    "anthropic": {"type": "error", "error": {"type": "overloaded_error", "message": "busy"}},
+}
+
+
+@WIRES
+@pytest.mark.parametrize("upstreams", [1, 2])
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_an_error_with_status_200_is_no_answer_but_passes_if_there_is_none(
+    wire: str, upstreams: int, is_stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipecat_hedge.tools.proxy.upstream.Upstream.retries", 0)
+    body = json.dumps(ERRORS[wire]).encode()
+    parts = [b"event: error\ndata: " + body + b"\n\n"] if is_stream else [body]
+    answer = Answer(wire, parts, is_stream)
+    async with (
+        scripted(answering(answer)) as upstream,
+        proxied(*[upstream.url] * upstreams) as url,
+    ):
+        assert (await fetch(url, answer))[:2] == (200, b"".join(parts))
+        assert len(upstream.asked) == upstreams
+        direct = await sdk_view(upstream.url, answer)
+        assert await sdk_view(url, answer, through=wire) == direct
+
+
+@WIRES
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_transient_refusal_is_repeated_as_often_as_an_sdk_would(
+    wire: str, is_stream: bool
+) -> None:
+    good = SENTENCES[wire][0]
+    if not is_stream:
+        whole = gpt_whole("stop", content="Yes.") if wire == "openai" else claude_whole("refusal")
+        good = Answer(wire, [whole], is_stream=False)
+    statuses = [529, 503, 200, 400, 200, 500, 500, 500]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        status = statuses[len(upstream.asked) - 1]
+        if status == 200:
+            return await answering(good)(request)
+        return web.json_response(ERRORS[wire], status=status)
+
+    async with scripted(answer) as upstream, proxied(upstream.url) as url:
+        assert (await fetch(url, good))[:2] == (200, b"".join(good.parts))
+        assert len(upstream.asked) == 3
+        status, body, headers = await fetch(url, good)  # a permanent one is not
+        assert (status, json.loads(body)) == (400, ERRORS[wire])
+        assert "x-should-retry" not in headers
+        assert (await fetch(url, good))[0] == 200
+        status, body, headers = await fetch(url, good)
+        assert (status, json.loads(body)) == (500, ERRORS[wire])
+        assert headers["x-should-retry"] == "false"  # the client's SDK need not, too
+        assert len(upstream.asked) == 8
+
+
+# ---- one upstream
+
+
+@WIRES
+async def test_with_one_upstream_nothing_is_held_back(wire: str) -> None:
+    goes_on = [asyncio.Event() for _ in range(4)]
+    parts = [*SENTENCES[wire][0].parts]
+    first, half, rest = parts[0], parts[1][:9], [parts[1][9:], *parts[2:]]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        out = web.StreamResponse(headers={"content-type": "text/event-stream", "x-id": "7"})
+        await goes_on[0].wait()
+        await out.prepare(request)
+        for piece, event in zip((first, half, b"".join(rest)), goes_on[1:], strict=True):
+            await event.wait()
+            await out.write(piece)
+        return out
+
+    async with (
+        scripted(answer) as upstream,
+        proxied(upstream.url) as url,
+        aiohttp.ClientSession() as session,
+    ):
+        goes_on[0].set()
+        body = asking(wire, stream=True)
+        async with session.post(url + PATHS[wire], json=body) as response:
+            assert response.headers["x-id"] == "7"  # before anything of the body
+            assert response.headers["x-hedge-winner"] == f"{wire} 0"
+            for event, piece in zip(goes_on[1:], (first, half, b"".join(rest)), strict=True):
+                event.set()
+                assert await response.content.readexactly(len(piece)) == piece
+            assert await response.content.read() == b""
+
+
+@WIRES
+async def test_no_ping_interrupts_an_event(wire: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipecat_hedge.tools.proxy.response.MAX_SILENCE_SECS", 0.1)
+    parts = SENTENCES[wire][0].parts
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        out = await replying(parts[0], parts[1][:9])(request)
+        await asyncio.sleep(0.5)
+        await out.write(parts[1][9:])
+        await asyncio.sleep(0.5)
+        await out.write(b"".join(parts[2:]))
+        return out
+
+    async with scripted(answer) as upstream, proxied(upstream.url) as url:
+        _, body, _ = await fetch(url, SENTENCES[wire][0])
+    begin, end = b"".join(parts[:2]), b"".join(parts[2:])
+    assert body.startswith(begin)
+    assert body.endswith(end)
+    assert b"ping" in body[len(begin) : -len(end)]
+
+
+@WIRES
+async def test_a_whole_answer_that_is_cut_is_cut_for_the_client_too(wire: str) -> None:
+    whole = gpt_whole("stop", content="Yes.") if wire == "openai" else claude_whole("refusal")
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        out = await replying(whole[:20], content_type=JSON)(request)
+        await asyncio.sleep(0.1)
+        assert request.transport is not None
+        request.transport.abort()
+        return out
+
+    async with scripted(answer) as upstream, proxied(upstream.url) as url:
+        with pytest.raises(aiohttp.ClientError):
+            await fetch(url, Answer(wire, [], is_stream=False))
+        assert len(upstream.asked) == 1
+
+
+async def test_a_timeout_counts_from_the_latest_bytes() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        out = await replying()(request)
+        for part in gpt_stream(*[chunk(content="Yes. ")] * 8, chunk("stop")):
+            await out.write(part)
+            await asyncio.sleep(0.1)
+        return out
+
+    async with (
+        scripted(answer) as upstream,
+        proxied(upstream.url, upstream.url, upstream={"timeout_secs": 0.5}) as url,
+    ):
+        _, body, _ = await fetch(url, Answer("openai", []))
+        assert body.endswith(b"data: [DONE]\n\n")
+        assert b"error" not in body
+
+
+# ---- size
+
+
+@WIRES
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize("options", [{}, {"continue": True}, {"cache_secs": 60}])
+@pytest.mark.parametrize("upstreams", [1, 2])
+async def test_a_very_large_answer_passes_unread(
+    wire: str,
+    is_stream: bool,
+    options: dict[str, Any],
+    upstreams: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wires_module, "MAX_READ_BYTES", 10_000)
+    monkeypatch.setattr(turn_module, "MAX_HELD_BYTES", 10_000_000)
+    text = "x" * 1_000_000
+    if is_stream and wire == "openai":
+        parts = gpt_stream(ROLE, chunk(content=text), chunk("stop"))
+    elif is_stream:
+        delta = {"type": "text_delta", "text": text}
+        large = block(0, {"type": "text", "text": ""}, delta)
+        parts = claude_stream(*large, reason="end_turn")
+    elif wire == "openai":
+        parts = [gpt_whole("stop", content=text)]
+    else:
+        parts = [claude_whole("end_turn", {"type": "text", "text": text})]
+    answer = Answer(wire, parts, is_stream)
+    async with (
+        scripted(answering(answer)) as upstream,
+        proxied(*[upstream.url] * upstreams, model=options) as url,
+    ):
+        for _ in range(2):
+            assert (await fetch(url, answer))[:2] == (200, b"".join(parts))
+        assert len(upstream.asked) == (1 if "cache_secs" in options else 2)
