@@ -301,6 +301,11 @@ class LatencyRegistry:
             waited_secs = attempt.ended_at - attempt.launched_at
             return latency.is_silence(waited_secs, prompt_tokens) and latency.begin_observation()
 
+    def drop_observation(self, backend: Backend) -> None:
+        """An observation of ``begin_observation`` was cut short."""
+        with self._lock:
+            self._of(backend).drop_observation()
+
     def slow(self) -> set[str]:
         """The keys (``key_of``) of the providers that are slower than was usual for them."""
         with self._lock:

@@ -79,6 +79,10 @@ class Plan:
         usual = self.rule.usual if isinstance(self.rule, Probing) else self.rule
         self.rule = Probing(usual, provider)
 
+    def put_last(self, last: Collection[str]) -> None:
+        """Move providers to the end of the order, which is kept otherwise."""
+        self.order = tuple(sorted(self.order, key=last.__contains__))
+
     def launched(
         self, launch: Launch, now: float | None = None, *, is_waiting: bool = True
     ) -> None:
@@ -112,6 +116,7 @@ def plan_turn(
     now: float | None = None,
     lag_secs: Callable[[], float] = lambda: 0.0,
     is_routed: bool = False,
+    last: Collection[str] = (),
 ) -> Plan:
     """Plan a turn.
 
@@ -128,6 +133,7 @@ def plan_turn(
         lag_secs: Returns the delay of the event loop in seconds. Tokens that arrived within it have
             not been read yet.
         is_routed: Whether the user's route has put the candidates into their order.
+        last: The candidates that come last in any case.
     """
     rule, order = policy.rule, tuple(backend.provider for backend in backends)
     if not backends:
@@ -140,15 +146,18 @@ def plan_turn(
         facts = TurnFacts(order, known, rng.random(), prompt_tokens, has_tools)
         rule, problem = _rule_of_turn(rule, facts)
     is_given = is_routed or (isinstance(rule, Adaptive) and rule.order == "given")
-    silent = None if is_given else _silent_first(order, known)
+    silent = None if is_given else _silent_first(order, known, last)
     if not isinstance(rule, Adaptive):
         plan = Plan(order, rule, prior_weight=prior_weight, known=known, problem=problem)
-        return plan if silent is None else _replace_silent(plan, silent, backends, stats, now)
+        plan.put_last(last)
+        if silent is not None and plan.order[0] == silent:
+            _replace_silent(plan, silent, backends, stats, now, policy.max_attempts)
+        return plan
 
     accounts, budget = stats.accounts, rule.budget
     accounts.begin_turn(budget, now)
     # Without a budget the order stays as given; slow periods are watched in any case.
-    routed = budget if rule.order == "learned" else 0.0
+    routed = budget if rule.order == "learned" and not is_routed else 0.0
     route = stats.route(backends, known, routed, (now or 0.0) - lag_secs())
     order = route.order
     costs = _costs(backends, order[0], prompt_tokens)
@@ -201,15 +210,18 @@ def plan_turn(
         lambda provider, now: accounts.pay(budget, costs.get(provider, 1.0), now),
         bound,
     )
-    if silent is None or order[0] != silent:
-        return plan
-    return _replace_silent(plan, silent, backends, stats, now)
+    plan.put_last(last)
+    if silent is not None and plan.order[0] == silent:
+        _replace_silent(plan, silent, backends, stats, now, policy.max_attempts)
+    return plan
 
 
-def _silent_first(order: Sequence[str], known: Mapping[str, LatencyEstimate]) -> str | None:
-    """The first provider, if it has been silent in a row and another one has not."""
-    is_replaced = known[order[0]].is_silent and any(not known[n].may_hang for n in order[1:])
-    return order[0] if is_replaced else None
+def _silent_first(
+    order: Sequence[str], known: Mapping[str, LatencyEstimate], last: Collection[str]
+) -> str | None:
+    """The first provider, if it has been silent in a row and another one is well."""
+    are_well = (not known[name].may_hang and name not in last for name in order[1:])
+    return order[0] if known[order[0]].is_silent and any(are_well) else None
 
 
 def _replace_silent(
@@ -218,18 +230,20 @@ def _replace_silent(
     backends: Sequence[Backend],
     stats: LatencyRegistry,
     now: float | None,
-) -> Plan:
+    max_attempts: int,
+) -> None:
     """Put the first provider last, or, when a trial is due, beside the next one."""
+    backend = next(b for b in backends if b.provider == silent)
+    is_trial = stats.begin_trial(backend, now)
+    if is_trial and max_attempts == 1:
+        return
     others = [name for name in plan.order if name != silent]
     others.sort(key=lambda name: plan.known[name].may_hang)
     plan.order = (*others, silent)
-    times = plan.known[silent].silences
-    plan.route_reason = f"{silent} was silent {times} times in a row"
-    backend = next(b for b in backends if b.provider == silent)
-    if stats.begin_trial(backend, now):
+    plan.route_reason = f"{silent} was silent {plan.known[silent].silences} times in a row"
+    if is_trial:
         plan.try_out(silent)
         plan.is_trial = True
-    return plan
 
 
 def _aim(

@@ -165,23 +165,20 @@ class ProviderLatency:
         return waited_secs >= max(answers.p90, least)
 
     def record_silence(self, secs: float, prompt_tokens: int | None) -> None:
-        """Take a silence, which counts as a long wait once it is known whether it goes on.
+        """Take a silence, which counts as a long wait from the second in a row on.
 
-        At once it would only delay the next turn's hedge.
+        A single one would only delay the hedges of later turns.
         """
         self._held.append((secs, prompt_tokens))
         if self.silences >= SILENCES:
-            self._release_silences()
+            held, self._held = self._held, []
+            for waited_secs, tokens in held:
+                self.record(waited_secs, censored=True, prompt_tokens=tokens)
 
     def end_silence(self) -> None:
         """Learn that the provider answers."""
         self.silences = 0
-        self._release_silences()
-
-    def _release_silences(self) -> None:
-        held, self._held = self._held, []
-        for secs, prompt_tokens in held:
-            self.record(secs, censored=True, prompt_tokens=prompt_tokens)
+        self._held.clear()
 
     def begin_trial(self, now: float | None) -> bool:
         """Whether a trial is due, which then begins."""
@@ -196,6 +193,10 @@ class ProviderLatency:
             return False
         self._observed += 1
         return True
+
+    def drop_observation(self) -> None:
+        """An observation was cut short, so that nothing is known."""
+        self._observed -= 1
 
     def _count(self, model: int, bucket: int, censored: bool) -> None:
         self._models[model].count(bucket, censored)

@@ -437,7 +437,7 @@ class Race:
                 self._rescue(attempt)
             attempt.error = error
             self._end(attempt, "failed", now)
-            if attempt.first_token_at is None and self._replaces_silent:
+            if attempt.first_token_at is None:
                 self._slots.refund()
             self._readmit(now)
             if self._slots:
@@ -460,13 +460,9 @@ class Race:
 
     def _give_up_at(self) -> float | None:
         """When a broken answer ends because no replacement answers, and none is left."""
-        if self._phase is not Phase.RESCUING or self._slots or self._repeat_at() is not None:
+        if self._phase is not Phase.RESCUING or self._may_launch():
             return None
-        ends = (
-            a.last_progress_at + (REPLACEMENT_SECS if a.stall_secs is None else a.stall_secs)
-            for a in self._live()
-        )
-        return max(ends, default=None)
+        return max(map(_stalls_at, self._live() or self._attempts[-1:]))
 
     def _launch_due(self, now: float) -> None:
         """Launch what is due, and set the time of the next launch."""
@@ -483,6 +479,8 @@ class Race:
                 self._wake_by(at)
                 return
             if reason == "stall":
+                if self._phase is Phase.RESCUING:
+                    self._slots.refund_silent()
                 self._stall(live[-1], now)
                 continue
             if reason == "silence":
@@ -495,7 +493,9 @@ class Race:
     ) -> tuple[float | None, LaunchReason]:
         """When the next attempt is launched if no event comes before, and why."""
         last = live[-1]
-        if self._phase is not Phase.WAITING:
+        if self._phase is Phase.RESCUING:
+            return (_stalls_at(last) if self._may_launch() else None), "stall"
+        if self._phase is Phase.COMMITTED:
             stalls_at = _after(max(last.last_progress_at, self._counts_from), last.stall_secs)
             return (stalls_at if self._slots else None), "stall"
         hedge_at = self._hedge_at(live, now) if self._slots else None
@@ -514,9 +514,13 @@ class Race:
         self._wake_by(now + RECHECK_SECS)
         return None
 
+    def _may_launch(self) -> bool:
+        """Whether another request may be made beside a silent one."""
+        return bool(self._slots) or (self._replaces_silent and self._slots.has_refund)
+
     def _silent_at(self, attempt: Attempt) -> float | None:
         """When an attempt becomes silent, so that another provider gets a request as well."""
-        if not self._slots and not (self._replaces_silent and self._slots.has_refund):
+        if not self._may_launch():
             return None
         if attempt.first_token_at is not None:
             return _after(max(attempt.last_progress_at, self._counts_from), attempt.stall_secs)
@@ -680,6 +684,12 @@ def _repeats_at(attempt: Attempt, backoff: float) -> float | None:
         return None
     pause = error.retry_after_secs or backoff * min(RETRY_SECS * 2**slot.tries, RETRY_MAX_SECS)
     return None if pause > RETRY_AFTER_MAX_SECS else attempt.ended_at + pause
+
+
+def _stalls_at(replacement: Attempt) -> float:
+    """When the replacement of a broken answer is silent."""
+    secs = replacement.stall_secs
+    return replacement.last_progress_at + (REPLACEMENT_SECS if secs is None else secs)
 
 
 def _after(start: float, secs: float | None) -> float | None:

@@ -454,6 +454,8 @@ class AttemptRunner(Generic[T, A]):
         if attempt.has_claim:
             self._admission.release_latency_probe(attempt.provider)
         token_at = attempt.stats.first_answer_at
+        if token_at is None and not attempt.is_silent and not attempt.has_claim:
+            self._planner.drop_observation(attempt)
         if failure is not None:
             self._planner.forget(attempt)
             return verdict

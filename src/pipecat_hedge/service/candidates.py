@@ -112,6 +112,7 @@ class Candidates(Generic[A]):
             release the claim.
         reason: Why no provider may be used, if that is so.
         last: Those that come last, whatever the planned order, and why; by name.
+        rejecting: The name of one that comes last until it answers, as it rejects requests.
         in_panic: Whether every breaker is open, so that ``entries`` is the final order.
     """
 
@@ -120,6 +121,7 @@ class Candidates(Generic[A]):
     probe: ProviderMember[A] | None = None
     reason: str = ""
     last: Mapping[str, str] = field(default_factory=dict[str, str])
+    rejecting: str = ""
     in_panic: bool = False
 
 

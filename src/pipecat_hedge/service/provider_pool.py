@@ -98,7 +98,10 @@ class ProviderPool:
                 member = ProviderMember(member.provider, usable)
             members.append(member)
         found = choose_candidates(members, self._health, now, sheds=sheds)
-        return dataclasses.replace(found, last={**found.last, **last}) if last else found
+        if not last:
+            return found
+        rejecting = next(iter(rejections.lasting), "")
+        return dataclasses.replace(found, last={**found.last, **last}, rejecting=rejecting)
 
     def comes_last(self, member: ProviderMember[ServiceAdapter], rejections: Rejections) -> bool:
         """Whether a provider comes last because of what it rejected, or as unusable."""

@@ -42,6 +42,11 @@ class Rejections:
         turn = self._turn
         return frozenset(n for n, r in self._by_provider.items() if r.lasts or r.turn == turn)
 
+    @property
+    def lasting(self) -> list[str]:
+        """The providers that come last until they have answered."""
+        return [name for name, rejection in self._by_provider.items() if rejection.lasts]
+
     def end_turn(
         self, errors: Iterable[tuple[str, AttemptError]], answered: Iterable[str]
     ) -> list[tuple[str, AttemptError]]:

@@ -89,15 +89,26 @@ class TurnPlanner(Generic[A]):
             now=now,
             lag_secs=stats.loop_watch.lag_now,
             is_routed=bool(choice.first),
+            last=candidates.last,
         )
         if self.plan.problem is not None:
             logger.warning(f"policy {policy.name}: {self.plan.problem}; this turn is not hedged")
-        planned = tuple(by_name) if candidates.in_panic else self.plan.order
-        self.plan.order = tuple(sorted(planned, key=candidates.last.__contains__))
-        if planned and self.plan.order[0] != planned[0]:
-            self.plan.route_reason = f"{planned[0]} {candidates.last[planned[0]]}"
+        if candidates.in_panic:
+            self.plan.order = tuple(by_name)
+            self.plan.put_last(candidates.last)
+        first = next(iter(by_name), "")
+        if first in candidates.last and self.plan.order[0] != first:
+            self.plan.route_reason = f"{first} {candidates.last[first]}"
+        rejecting = candidates.rejecting
         if candidates.probe is not None:
             self.plan.try_out(candidates.probe.provider.name)
+            self.plan.is_trial = False
+        elif (
+            rejecting in by_name
+            and self.plan.probe is None
+            and stats.begin_trial(self._backend(rejecting), now)
+        ):
+            self.plan.try_out(rejecting)
         self.candidates = [by_name[name] for name in self.plan.order]
 
     @property
@@ -167,6 +178,11 @@ class TurnPlanner(Generic[A]):
         return self.is_unknown(attempt.provider) and self._stats.begin_observation(
             backend, attempt, self.prompt_tokens
         )
+
+    def drop_observation(self, attempt: Attempt) -> None:
+        """An observation of ``observes`` was cut short, so that nothing is known."""
+        if not (self.plan.is_trial and attempt.provider == self.plan.probe):
+            self._stats.drop_observation(self._backend(attempt.provider))
 
     def is_unknown(self, provider: str) -> bool:
         """Whether a provider had no answers when the turn began."""
