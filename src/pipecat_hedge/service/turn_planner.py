@@ -94,8 +94,9 @@ class TurnPlanner(Generic[A]):
             logger.warning(f"policy {policy.name}: {self.plan.problem}; this turn is not hedged")
         planned = tuple(by_name) if candidates.in_panic else self.plan.order
         self.plan.order = tuple(sorted(planned, key=candidates.last.__contains__))
-        if planned and self.plan.order[0] != planned[0]:
-            self.plan.route_reason = f"{planned[0]} {candidates.last[planned[0]]}"
+        for name in (next(iter(candidates.keys)), planned[0]) if planned else ():
+            if name in candidates.last and name != self.plan.order[0]:
+                self.plan.route_reason = f"{name} {candidates.last[name]}"
         if candidates.probe is not None:
             self.plan.try_out(candidates.probe.provider.name)
         self.candidates = [by_name[name] for name in self.plan.order]
