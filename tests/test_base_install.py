@@ -129,6 +129,13 @@ def test_the_pytest_plugin_costs_nothing_without_a_call(
     assert "During handling" not in done.stdout
 
 
+def test_the_form_in_messages_adds_an_extra_to_an_installed_checkout() -> None:
+    """No index is asked for this package, so it need not be released."""
+    done = run("-m", "pip", "install", "--no-index", "--dry-run", "pipecat-hedge[tools]")
+    assert done.returncode == 0, done.stderr
+    assert "Requirement already satisfied: pipecat-hedge[tools]" in done.stdout
+
+
 def test_messages_name_extras_that_exist() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     files = [path for folder in ("src", "examples") for path in (ROOT / folder).rglob("*.py")]

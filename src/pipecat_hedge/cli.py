@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments; None uses those of the process.
 
     Returns:
-        The command's exit status, 2 if it cannot be run, or 130 after Ctrl-C.
+        The command's exit status, 2 if it cannot be run, or 130 if Ctrl-C interrupts it.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     top = argparse.ArgumentParser(prog="pipecat-hedge", description="Tools of pipecat-hedge.")

@@ -6,6 +6,7 @@ Asserts what was heard and said, and in which order, never how many milliseconds
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -32,11 +33,18 @@ def words(text: str) -> list[str]:
     return re.findall(r"[a-z']+", text.lower())
 
 
-async def test_recordings_are_understood_and_answered(subtests: pytest.Subtests) -> None:
-    """Each is transcribed, answered by the faster of two providers, and leaves no request open."""
+async def test_recordings_are_understood_and_answered(
+    subtests: pytest.Subtests, tmp_path: Path
+) -> None:
+    """Each is transcribed, answered by the faster of two providers, and leaves no request open.
+
+    What is learned of simulated providers is not kept.
+    """
     models = f"fixed?ttft=0.15&{SHORT} fixed?ttft=0.6&{SHORT}"
+    options = {"SIMULATED_MODELS": models, "HEDGE_POLICY": "race", "TURN_DETECTION": "0"}
+    kept = tmp_path / "stats.json"
     async with (
-        BotProcess(SIMULATED_MODELS=models, HEDGE_POLICY="race", TURN_DETECTION="0") as bot,
+        BotProcess(PIPECAT_HEDGE_STATS=str(kept), **options) as bot,
         Caller(bot.url) as caller,
     ):
         await greeted(caller)
@@ -63,6 +71,7 @@ async def test_recordings_are_understood_and_answered(subtests: pytest.Subtests)
                 await heard_out(caller, heard_at, since=last)
         requests = (await bot.ledger())["requests"]
         assert {request["outcome"] for request in requests} == {"completed", "aborted"}
+    assert not kept.exists()
 
 
 async def test_conversation_over_a_broken_provider() -> None:

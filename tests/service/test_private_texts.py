@@ -12,6 +12,8 @@ from loguru import logger
 
 from pipecat_hedge import AllProvidersFailed
 from pipecat_hedge.policy import FileStore
+from pipecat_hedge.race import DrainedAnswer
+from pipecat_hedge.service.events import EventHub
 from pipecat_hedge.service.line_log import LineLog
 from pipecat_hedge.testing import Error
 from tests.service.builders import Raising, asked, racing, said, scripted
@@ -40,6 +42,18 @@ async def test_provider_text_is_logged_at_debug_only() -> None:
     secret = [text for each in lines for text in each.splitlines() if SECRET in text]
     assert secret, "what the provider said cannot be found out"
     assert all(text.startswith("DEBUG|pipecat_hedge") for text in secret if "pipecat_hedge" in text)
+
+
+def test_text_of_a_subscribers_error_is_logged_at_debug_only(logged: list[str]) -> None:
+    def fail(answer: DrainedAnswer) -> None:
+        raise ValueError(answer.text)
+
+    hub = EventHub()
+    hub.subscribe(DrainedAnswer, fail)
+    hub.publish(DrainedAnswer(1, "a", None, SECRET, True, 0.5, 1.0, 9, 9, False))
+    assert "a subscriber failed" in logged[0]
+    assert logged[0].endswith(": ValueError")
+    assert SECRET not in "".join(logged)
 
 
 async def test_inference_text_is_logged_at_debug_only() -> None:

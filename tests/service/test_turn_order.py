@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from typing import Any
 
 import pytest
+from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge import ComplexityRouter, HedgedLLMService, HedgePolicy, Provider, ProviderStats
+from pipecat_hedge.limits.server_queue import LoadReadings
 from pipecat_hedge.policy import RoutedTurn
-from pipecat_hedge.race import ConfigurationError
-from pipecat_hedge.testing import Error, Say, Step, Wait
+from pipecat_hedge.race import ConfigurationError, ServerLoad
+from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.tools.bench import percentile
 from tests.no_harm.virtual import Scripts
-from tests.service.builders import asked, logged, racing, said, scripted
+from tests.service.builders import asked, logged, racing, said, scripted, too_many_requests
 from tests.support.line import Line
 
 pytestmark = pytest.mark.virtual_time
@@ -55,6 +58,38 @@ async def test_route_that_fails_changes_nothing(result: str | Exception) -> None
     assert (order(line), line.reports[0].routing_reason) == ("a", None)
     assert "the policy's route failed" in str(log)
     assert "secret" not in str(log)
+
+
+class Passed(ScriptedLLMService):
+    """Its server's load is known; without one, it rejects each request for half a minute."""
+
+    def __init__(self, server_load: ServerLoad | None):
+        super().__init__([Say("A.")])
+        self.server_load = server_load
+
+    def share_load(self, readings: LoadReadings) -> None:
+        """Nothing is shared."""
+
+    async def _play(self, script: Any, context: LLMContext) -> None:
+        if self.server_load is None:
+            raise too_many_requests(30.0)
+        await super()._play(script, context)
+
+
+@pytest.mark.parametrize(
+    ("load", "reason"),
+    [
+        (ServerLoad(is_up=False, detail="no answer in time"), "a is down (no answer in time)"),
+        (ServerLoad(is_up=True, running=1, waiting=5), "a has a queue of 5"),
+        (None, "a has sent Retry-After"),
+    ],
+)
+async def test_report_says_why_the_first_provider_was_passed_over(
+    load: ServerLoad | None, reason: str
+) -> None:
+    llm = racing(Passed(load), scripted(Say("B.")), policy=HedgePolicy.adaptive())
+    line = await asked(llm, turns=2)
+    assert (order(line), line.reports[1].routing_reason) == ("b", reason)
 
 
 def placed(name: str, region: str | None, *script: Step, model: str = "m") -> Provider:

@@ -466,7 +466,9 @@ async def test_failed_connection_marks_the_server_down_at_once() -> None:
         state = llm.provider_states()[0]
     assert state.server is not None
     assert not state.server.is_up
-    assert [a.provider for a in (await line.report(2)).attempts] == ["other"]
+    report = await line.report(2)
+    assert [a.provider for a in report.attempts] == ["other"]
+    assert report.routing_reason == "local is down (nothing listens there)"
 
 
 # ---- before the first turn

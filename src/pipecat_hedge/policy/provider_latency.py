@@ -165,20 +165,28 @@ class ProviderLatency:
         return waited_secs >= max(answers.p90, least)
 
     def record_silence(self, secs: float, prompt_tokens: int | None) -> None:
-        """Take a silence, which counts as a long wait from the second in a row on.
+        """Take a silence, which counts as a long wait once it is known whether it goes on.
 
-        A single one would only delay the hedges of later turns.
+        At once it would only delay the next turn's hedge.
         """
         self._held.append((secs, prompt_tokens))
         if self.silences >= SILENCES:
-            held, self._held = self._held, []
-            for waited_secs, tokens in held:
-                self.record(waited_secs, censored=True, prompt_tokens=tokens)
+            self._record_held()
 
     def end_silence(self) -> None:
-        """Learn that the provider answers."""
+        """Learn that the provider answers.
+
+        A single silence among few answers is dropped: it would delay the hedges of many turns.
+        """
         self.silences = 0
+        if self._models[ALL].answers.seen >= SETTLED:
+            self._record_held()
         self._held.clear()
+
+    def _record_held(self) -> None:
+        held, self._held = self._held, []
+        for secs, prompt_tokens in held:
+            self.record(secs, censored=True, prompt_tokens=prompt_tokens)
 
     def begin_trial(self, now: float | None) -> bool:
         """Whether a trial is due, which then begins."""

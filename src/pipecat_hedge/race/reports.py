@@ -178,8 +178,9 @@ class TurnReport:
         hedge_reason: The policy's last reason for or against another attempt; None if it was not
             consulted.
         routing_reason: Why the order was not the given one: the policy's ``route``, or what put
-            the first provider back (it turned slow or silent, rejected a request, its breaker is
-            open, its server is down); None otherwise.
+            the first provider back (it turned slow or silent, rejected a request, sent
+            ``Retry-After``, its breaker is open, its server is down or has a queue); None
+            otherwise.
         route_score: What the policy's ``route`` depended on, such as the turn's complexity from 0
             to 1; None without one.
         prior_weight: The share of the first provider's latency estimate that comes from the

@@ -105,15 +105,19 @@ class ProviderMember(Generic[A]):
 class Candidates(Generic[A]):
     """The providers that a turn may use.
 
-    Parameters:
-        entries: The providers in order; empty if none may be used.
-        keys: The health key of each provider in this turn, by name.
-        probe: The half-open provider that the turn has claimed to probe, or None. The turn must
-            release the claim.
-        reason: Why no provider may be used, if that is so.
-        last: Those that come last, whatever the planned order, and why; by name.
-        rejecting: The name of one that comes last until it answers, as it rejects requests.
-        in_panic: Whether every breaker is open, so that ``entries`` is the final order.
+        Parameters:
+            entries: The providers in order; empty if none may be used.
+            keys: The health key of each provider in this turn, by name.
+            probe: The half-open provider that the turn has claimed to probe, or None. The turn must
+                release the claim.
+            reason: Why no provider may be used, if that is so.
+    <<<<<<< HEAD
+            last: Those that come last, whatever the planned order, and why; by name.
+            rejecting: The name of one that comes last until it answers, as it rejects requests.
+    =======
+            last: Those that come last or not at all, whatever the planned order, and why; by name.
+    >>>>>>> docs42
+            in_panic: Whether every breaker is open, so that ``entries`` is the final order.
     """
 
     entries: tuple[ProviderMember[A], ...]
@@ -178,8 +182,8 @@ def choose_candidates(
         spread += soon
         return Candidates(tuple(usable[n] for n in spread), by_name, in_panic=True)
     last: dict[str, str] = {}
-    for n in [*eligible, *soon]:
-        if n in soon:
+    for n in by_retry_after:
+        if available and retry_after_secs[n]:
             last[usable[n].provider.name] = "has sent Retry-After"
         elif is_last_resort(loads[n]):
             last[usable[n].provider.name] = hedge_refusal(loads[n]) or "is overloaded"

@@ -58,6 +58,8 @@ class EventHub:
             except Exception as e:
                 if subscriber not in self._failed:
                     self._failed.add(subscriber)
-                    logger.warning(f"a subscriber failed, logged once: {subscriber!r}: {e!r}")
+                    kind = type(e).__name__
+                    logger.warning(f"a subscriber failed, logged once: {subscriber!r}: {kind}")
+                    logger.debug(f"{subscriber!r}: {e!r}")  # which may quote an answer
         if self._parent is not None:
             self._parent.publish(event)

@@ -96,8 +96,8 @@ class TurnPlanner(Generic[A]):
         if candidates.in_panic:
             self.plan.order = tuple(by_name)
             self.plan.put_last(candidates.last)
-        first = next(iter(by_name), "")
-        if first in candidates.last and self.plan.order[0] != first:
+        first = next(iter(candidates.keys), "")
+        if first in candidates.last and self.plan.order[:1] not in ((), (first,)):
             self.plan.route_reason = f"{first} {candidates.last[first]}"
         rejecting = candidates.rejecting
         if candidates.probe is not None:
