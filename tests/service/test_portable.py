@@ -262,6 +262,16 @@ def in_words(name: str, returned: str) -> Any:
             id="of another model",
         ),
         pytest.param(
+            [QUESTION, {**call("1"), "content": "Let me see."}, result("1"), ANSWER],
+            [
+                QUESTION,
+                {"role": "assistant", "content": "Let me see."},
+                in_words("hours", '{"opens": 9}'),
+                ANSWER,
+            ],
+            id="with words before it",
+        ),
+        pytest.param(
             [QUESTION, thought(), call("1"), result("1")],
             [QUESTION, thought(), call("1"), result("1")],
             id="its own",

@@ -300,6 +300,8 @@ def _with_unthought_calls_as_text(messages: Messages) -> list[LLMContextMessage]
             before, begins_with_thought = role, _is_thought(message)
         if not begins_with_thought and (its_calls := _calls(message)):
             calls |= {call["id"]: call["function"] for call in its_calls}
+            if text := standard_message_text(message):
+                found.append({"role": "assistant", "content": text})
             continue
         call_id = "" if _is_specific(message) else message.get("tool_call_id")  # pyright: ignore[reportAttributeAccessIssue]
         if role != "tool" or call_id not in calls:
