@@ -209,6 +209,17 @@ async def test_each_lasting_rejection_is_warned_once() -> None:
     assert "a rejected a request (authentication) and comes last until" in warnings[0]
 
 
+async def test_rejecting_provider_is_tried_again_beside_the_next() -> None:
+    llm = racing(
+        ScriptedLLMService([REFUSED], [Say("Hi.")]),
+        scripted(Wait(2.0), Say("Hello.")),
+        policy=HedgePolicy.fallback(),
+    )
+    line = await asked(llm, turns=7, pause_secs=2.0)
+    asked_for = ["".join(a.provider for a in report.attempts) for report in line.reports]
+    assert asked_for == ["ab", "b", "b", "ba", "a", "a", "a"]
+
+
 # ---- when all have failed
 
 

@@ -113,7 +113,7 @@ class Candidates(Generic[A]):
             reason: Why no provider may be used, if that is so.
     <<<<<<< HEAD
             last: Those that come last, whatever the planned order, and why; by name.
-            rejecting: The name of one that comes last until it answers, as it rejects requests.
+            rejecting: The name of one that rejected requests and is to be tried again; or empty.
     =======
             last: Those that come last or not at all, whatever the planned order, and why; by name.
     >>>>>>> docs42

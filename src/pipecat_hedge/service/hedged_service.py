@@ -741,7 +741,8 @@ class HedgedLLMService(LLMService):
         """Learn which providers come last, and report changes of breakers, once each."""
         for provider, error in errors:
             logger.debug(f"{self}: {provider}: {error.category}: {error.message}")
-        for provider, error in rejections.end_turn(errors, answered):
+        now = asyncio.get_running_loop().time()
+        for provider, error in rejections.end_turn(errors, answered, now):
             logger.warning(
                 f"{self}: {provider} rejected a request ({error.category}) and comes last until it "
                 "answers one. Check its key, model and settings"

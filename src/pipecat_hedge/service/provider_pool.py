@@ -100,8 +100,9 @@ class ProviderPool:
         found = choose_candidates(members, self._health, now, sheds=sheds)
         if not last:
             return found
-        rejecting = next(iter(rejections.lasting), "")
-        return dataclasses.replace(found, last={**found.last, **last}, rejecting=rejecting)
+        return dataclasses.replace(
+            found, last={**found.last, **last}, rejecting=rejections.to_try(now)
+        )
 
     def comes_last(self, member: ProviderMember[ServiceAdapter], rejections: Rejections) -> bool:
         """Whether a provider comes last because of what it rejected, or as unusable."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pipecat_hedge.policy.provider_latency import TRIAL_EVERY_SECS
 from pipecat_hedge.race.errors import AttemptError
 
 __all__ = ["Rejections"]
@@ -20,6 +21,7 @@ __all__ = ["Rejections"]
 class _Rejection:
     turn: int
     lasts: bool
+    at: float
 
 
 class Rejections:
@@ -42,19 +44,22 @@ class Rejections:
         turn = self._turn
         return frozenset(n for n, r in self._by_provider.items() if r.lasts or r.turn == turn)
 
-    @property
-    def lasting(self) -> list[str]:
-        """The providers that come last until they have answered."""
-        return [name for name, rejection in self._by_provider.items() if rejection.lasts]
+    def to_try(self, now: float) -> str:
+        """A provider that comes last until it answers and may be tried again; empty if none."""
+        due = (
+            n for n, r in self._by_provider.items() if r.lasts and now >= r.at + TRIAL_EVERY_SECS
+        )
+        return next(due, "")
 
     def end_turn(
-        self, errors: Iterable[tuple[str, AttemptError]], answered: Iterable[str]
+        self, errors: Iterable[tuple[str, AttemptError]], answered: Iterable[str], now: float
     ) -> list[tuple[str, AttemptError]]:
         """Record a turn.
 
         Args:
             errors: Each failed attempt's provider and error.
             answered: The providers that have begun to answer.
+            now: The time, in seconds.
 
         Returns:
             The errors from which on a provider comes last until it answers.
@@ -68,7 +73,7 @@ class Rejections:
             before = self._by_provider.get(provider)
             is_second = before is not None and before.turn < self._turn
             lasts = is_second or not error.is_of_prompt
-            self._by_provider[provider] = _Rejection(self._turn, lasts)
+            self._by_provider[provider] = _Rejection(self._turn, lasts, now)
             if lasts and not (before is not None and before.lasts):
                 lasting.append((provider, error))
         return lasting
