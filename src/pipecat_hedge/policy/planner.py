@@ -49,7 +49,7 @@ class Plan:
         prior_weight: Weight of the prior in the first provider's latency estimate, from 0 to 1;
             None if the policy uses no estimate.
         probe: The provider that is probed beside the first one; or None.
-        is_trial: Whether ``probe`` lost its place by its silence, and is tried again.
+        is_trial: Whether ``probe`` lost its place by its silence, and is tried again, for free.
         known: What is known of each provider.
         problem: Why the policy's own rule could not be used for this turn; None if it could.
     """
@@ -94,7 +94,8 @@ class Plan:
             is_waiting: Whether no answer is committed; a later attempt is a rescue and is not paid
                 for.
         """
-        is_extra = launch.reason == "hedge" and is_waiting
+        is_free = self.is_trial and launch.provider == self.probe
+        is_extra = launch.reason == "hedge" and is_waiting and not is_free
         if is_extra and not (self._bound is not None and self._bound.take_claim()):
             self._pay(launch.provider, now)
 

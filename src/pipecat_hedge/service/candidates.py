@@ -105,19 +105,15 @@ class ProviderMember(Generic[A]):
 class Candidates(Generic[A]):
     """The providers that a turn may use.
 
-        Parameters:
-            entries: The providers in order; empty if none may be used.
-            keys: The health key of each provider in this turn, by name.
-            probe: The half-open provider that the turn has claimed to probe, or None. The turn must
-                release the claim.
-            reason: Why no provider may be used, if that is so.
-    <<<<<<< HEAD
-            last: Those that come last, whatever the planned order, and why; by name.
-            rejecting: The name of one that rejected requests and is to be tried again; or empty.
-    =======
-            last: Those that come last or not at all, whatever the planned order, and why; by name.
-    >>>>>>> docs42
-            in_panic: Whether every breaker is open, so that ``entries`` is the final order.
+    Parameters:
+        entries: The providers in order; empty if none may be used.
+        keys: The health key of each provider in this turn, by name.
+        probe: The half-open provider that the turn has claimed to probe, or None. The turn must
+            release the claim.
+        reason: Why no provider may be used, if that is so.
+        last: Those that come last or not at all, whatever the planned order, and why; by name.
+        rejecting: The name of one that rejected requests and is to be tried again; or empty.
+        in_panic: Whether every breaker is open, so that ``entries`` is the final order.
     """
 
     entries: tuple[ProviderMember[A], ...]

@@ -113,12 +113,12 @@ class Turn(BaseModel):
     def replacements(self) -> list[AttemptReport]:
         """The requests that replaced a failed or a silent one.
 
-        A ``stall`` request beside one that answers in the end is a hedge, not a replacement.
+        One launched beside a silent attempt that answers in the end is a hedge, not a replacement.
         """
         slow, found = False, list[AttemptReport]()
         for request in self.requests:
             reason = request.launch_reason
-            if reason == "failure" or (reason == "stall" and not slow):
+            if reason == "failure" or (reason in ("silence", "stall") and not slow):
                 found.append(request)
             slow |= request.ttft_secs is not None and request.outcome != "failed"
         return found
