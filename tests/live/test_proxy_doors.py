@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +18,16 @@ from tests.live.scripted_upstream import PATHS, asking, proxied, scripted
 from tests.live.test_proxy_passing import SENTENCES, answering
 
 pytestmark = pytest.mark.live
+
+
+def has_ipv6_loopback() -> bool:
+    with socket.socket(socket.AF_INET6) as sock:
+        try:
+            sock.bind(("::1", 0))
+        except OSError:
+            return False
+    return True
+
 
 WIRES = pytest.mark.parametrize("wire", PATHS)
 REDIRECTS = [301, 302, 303, 307, 308]
@@ -212,21 +223,15 @@ async def test_on_another_address_any_host_name_is_allowed_and_no_foreign_page(
         assert (await exchange(server.port, "127.0.0.1", request))[0] == status
 
 
+@pytest.mark.skipif(not has_ipv6_loopback(), reason="there is no IPv6 loopback to listen on")
 async def test_ipv6_loopback_is_loopback() -> None:
     upstream = {"name": "a", "base_url": "http://127.0.0.1:1/v1", "model": "m"}
     model = {"wire": "openai", "upstreams": [upstream]}
     settings = {"listen": "[::1]:0", "models": {"gpt": model}}
-    try:
-        server = ProxyServer(ProxySettings.model_validate(settings), ProviderStats())
-        await server.__aenter__()
-    except Exception as error:
-        pytest.skip(f"no IPv6 here: {error}")
-    try:
+    async with ProxyServer(ProxySettings.model_validate(settings), ProviderStats()) as server:
         for host, status in ((f"[::1]:{server.port}", 200), ("evil.example", 403)):
             request = written("GET", "/metrics", b"", ("Host", host))
             assert (await exchange(server.port, "::1", request))[0] == status
-    finally:
-        await server.__aexit__()
 
 
 # ---- a client that leaves

@@ -60,26 +60,17 @@ class Member:
     thinks: bool = False
 
 
-def openai(model: str) -> Member:
+def openai(model: str, kind: type[OpenAILLMService] = OpenAILLMService) -> Member:
     return Member(
         model,
-        lambda url, model: OpenAILLMService(
-            api_key="x",
-            base_url=f"{url}/v1",
-            settings=OpenAILLMService.Settings(model=model),
+        lambda url, model: kind(
+            api_key="x", base_url=f"{url}/v1", settings=kind.Settings(model=model)
         ),
     )
 
 
 def mistral(model: str) -> Member:
-    return Member(
-        model,
-        lambda url, model: MistralLLMService(
-            api_key="x",
-            base_url=f"{url}/v1",
-            settings=MistralLLMService.Settings(model=model),
-        ),
-    )
+    return openai(model, MistralLLMService)
 
 
 def claude(model: str, **thinking: Any) -> Member:

@@ -99,7 +99,7 @@ class Faq:
         self._embedding: asyncio.Task[np.ndarray] | None = None
 
     async def prepare(self) -> None:
-        """Embed the curated questions, once, even if whoever waits for it is cancelled."""
+        """Embed the curated questions once, also if the waiting task is cancelled."""
         if self._embed is None:
             return
         if self._embedding is None or _has_failed(self._embedding):

@@ -120,7 +120,7 @@ def _settings(service: LLMService[Any]) -> list[Any]:
 
 
 def _offered(tools: ToolsSchema | NotGiven) -> Any:
-    """What the model is told of the tools; their handlers are another object in each session."""
+    """The tools in the prompt, without their handlers, which differ between sessions."""
     if not isinstance(tools, ToolsSchema):
         return None
     custom = {kind.value: each for kind, each in (tools.custom_tools or {}).items()}
