@@ -394,11 +394,12 @@ class RaceDriver(Generic[T]):
 
     def stop(self, attempt: int) -> None:
         """Close a superseded attempt that still runs."""
-        self._tasks[attempt].cancel()
+        if attempt in self._tasks:
+            self._tasks[attempt].cancel()
 
     async def wait_for(self, attempts: Collection[int]) -> None:
         """Wait until the requests of some attempts are closed."""
-        if tasks := [self._tasks[attempt] for attempt in attempts]:
+        if tasks := [self._tasks[attempt] for attempt in attempts if attempt in self._tasks]:
             await asyncio.wait(tasks)
 
     def _close(self, attempt: int, cause: CancelCause) -> None:
@@ -413,15 +414,23 @@ class RaceDriver(Generic[T]):
         try:
             await self._run_attempt(launch, sink)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if _is_cancelled():
                 raise
             # The task was not cancelled: the provider's client raised this by itself.
             sink.failed(AttemptError("unknown", "the provider's client cancelled its request"))
         except Exception as e:
-            sink.failed(AttemptError("unknown", f"{type(e).__name__}: {e}", exception=e))
+            # Its traceback refers to the whole turn, which it would keep in memory.
+            error = e.with_traceback(None)
+            sink.failed(AttemptError("unknown", f"{type(e).__name__}: {e}", exception=error))
         else:
             sink.finished()
+        finally:
+            self._tasks.pop(launch.attempt, None)
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def _is_allowed_to(attempt: int, command: Command) -> bool:

@@ -136,6 +136,7 @@ class ProxiedModel:
                 if is_answer:
                     self.events.publish(report)
                 logger.debug(f"{self.name}: turn {report.turn}: {report.outcome}")
+                turn.close()
             return report
         finally:
             admission.close()

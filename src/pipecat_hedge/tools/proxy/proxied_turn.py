@@ -74,7 +74,7 @@ class _Answer(Reply):
         splitter: Splits them.
         skipped: The end of the events that were not read.
         seen: The body of an answer that is not streamed.
-        text: Its text, if it may have to be continued.
+        texts: Its text, if it may have to be continued.
         has_tool: Whether it calls a tool.
         is_known: Whether all of it is understood.
         is_usable: Whether anything usable came.
@@ -89,7 +89,7 @@ class _Answer(Reply):
     splitter: EventSplitter = field(default_factory=EventSplitter)
     skipped: bytes = b""
     seen: bytearray = field(default_factory=bytearray)
-    text: str = ""
+    texts: list[str] = field(default_factory=list[str])
     has_tool: bool = False
     is_known: bool = True
     is_usable: bool = False
@@ -198,6 +198,11 @@ class ProxiedTurn:
             ended_at=self._ended_at,
             degraded_reason="the answer broke off" if self._was_cut else None,
         )
+
+    def close(self) -> None:
+        """Drop the attempts, which refer back to this, after the report."""
+        self._runner.close()
+        del self._runner
 
     def _outcome(self) -> TurnOutcome:
         winner = self._runner.winner
@@ -333,7 +338,7 @@ class ProxiedTurn:
             stats.record_answer()
             answer.is_usable = True
         if self._continues:
-            answer.text += signs.text
+            answer.texts.append(signs.text)
 
     async def _refuse(
         self,
@@ -444,7 +449,7 @@ class ProxiedTurn:
     async def _execute(self, command: Commit | Continue | StreamBroken) -> None:
         if isinstance(command, StreamBroken):
             released = [self._answers[a.number] for a in self._released]
-            self._said = "".join(answer.text for answer in released)
+            self._said = "".join("".join(answer.texts) for answer in released)
             if not self._said or any(each.has_tool or not each.is_known for each in released):
                 raise _Cut
             return

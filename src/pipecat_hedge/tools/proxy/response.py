@@ -10,7 +10,14 @@ from aiohttp import web
 
 from pipecat_hedge.tools.proxy.wires import EVENT_ENDS, Wire, parsed
 
-__all__ = ["JSON_HEADERS", "MAX_SILENCE_SECS", "WRITE_SECS", "Reader", "Response"]
+__all__ = [
+    "JSON_HEADERS",
+    "MAX_SILENCE_SECS",
+    "SLICE_BYTES",
+    "WRITE_SECS",
+    "Reader",
+    "Response",
+]
 
 JSON_HEADERS: Mapping[str, str] = {"content-type": "application/json"}
 STREAM_HEADERS: Mapping[str, str] = {
@@ -21,6 +28,8 @@ MAX_SILENCE_SECS = 10.0
 """The longest time without a byte to the client: its headers come by then, and pings after it."""
 WRITE_SECS = 120.0
 """How long a client may read nothing."""
+SLICE_BYTES = 2**18
+"""As much is written at once: to copy 20 MB would stop all other streams."""
 MAX_KEPT_BYTES = 32 * 2**20
 """The most of a shared response that is kept. From then on nobody can join it, nor is it cached,
 and its upstream waits for its slowest client."""
@@ -130,8 +139,13 @@ class Response:
             self._abandoned()
 
     def read(self, place: int) -> tuple[bytes, int]:
-        """The kept bytes from a place, and the place behind them."""
-        return b"".join(self._kept[place - self._dropped :]), self._dropped + len(self._kept)
+        """The kept bytes from a place, about ``SLICE_BYTES`` at most, and the place behind them."""
+        begin = end = place - self._dropped
+        size = 0
+        while end < len(self._kept) and size < SLICE_BYTES:
+            size += len(self._kept[end])
+            end += 1
+        return b"".join(self._kept[begin:end]), self._dropped + end
 
     async def changes(self, secs: float) -> None:
         """Wait for a change, for ``secs`` at most."""
@@ -194,6 +208,7 @@ class Reader:
                         late.cancel()
                     self.place = place
                     response.notify()
+                    await asyncio.sleep(0)
                 elif response.has_begun and self._out is None:
                     await self.send(b"")
                 elif response.is_over:

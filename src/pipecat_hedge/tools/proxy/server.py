@@ -17,7 +17,7 @@ from pipecat_hedge.tools.proxy.cache import AnswerCache, Kept, cache_counter, re
 from pipecat_hedge.tools.proxy.keys import Client, Keys
 from pipecat_hedge.tools.proxy.model import ProxiedModel
 from pipecat_hedge.tools.proxy.request import ProxiedRequest, read_request
-from pipecat_hedge.tools.proxy.response import Reader, Response
+from pipecat_hedge.tools.proxy.response import SLICE_BYTES, Reader, Response
 from pipecat_hedge.tools.proxy.settings import KeySettings, ProxySettings
 from pipecat_hedge.tools.proxy.wires import ANTHROPIC, OPENAI, Wire
 
@@ -389,6 +389,7 @@ def _refused(wire: Wire, status: int, message: str) -> web.Response:
 async def _replay(kept: Kept) -> Response:
     response = Response(keeps=True)
     response.begin(kept.status, kept.headers)
-    await response.write(kept.body)
+    for at in range(0, len(kept.body), SLICE_BYTES):
+        await response.write(kept.body[at : at + SLICE_BYTES])
     response.end()
     return response

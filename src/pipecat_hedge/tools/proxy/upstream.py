@@ -196,7 +196,7 @@ class _Api(Upstream):
             async for chunk in response.content.iter_any():
                 yield chunk
         except aiohttp.ClientError as error:  # the connection was lost
-            raise ConnectionResetError(type(error).__name__) from error
+            raise ConnectionResetError(type(error).__name__) from error.with_traceback(None)
         finally:
             if reply.is_whole and not response.content.at_eof():
                 self._ending.start(_end(response), name=f"ends a response of {self.name}")
