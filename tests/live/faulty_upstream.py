@@ -70,7 +70,6 @@ class FaultyUpstream:
     Attributes:
         url: Its address.
         running: The requests that are open, by their model.
-        most_running: The most at a time.
         seen: The requests' headers and bodies, as they came.
         sent_bytes: The bytes of bodies so far.
         lost_at: The model and the monotonic time of each request that was closed before its end.
@@ -78,7 +77,6 @@ class FaultyUpstream:
 
     url: str = ""
     running: list[str] = field(default_factory=list[str])
-    most_running: int = 0
     seen: list[tuple[dict[str, str], bytes]] = field(
         default_factory=list[tuple[dict[str, str], bytes]]
     )
@@ -94,7 +92,6 @@ class FaultyUpstream:
         model = found["model"]
         self.seen.append((dict(request.headers), body))
         self.running.append(model)
-        self.most_running = max(self.most_running, len(self.running))
         try:
             return await self._answer(request, model, body)
         except asyncio.CancelledError:

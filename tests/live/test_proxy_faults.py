@@ -109,7 +109,6 @@ async def test_hundreds_of_streams_lose_nothing_when_upstreams_fail() -> None:
             expected = {direct[wire, "well"], direct.get((wire, name), direct[wire, "well"])}
             wrong[wire, name] += answer not in expected
         assert +wrong == Counter()
-        assert upstream.most_running > 200
         await upstream.wait_idle(2.0)
 
 

@@ -19,8 +19,10 @@ from tests.service.builders import said
 pytestmark = [pytest.mark.live, pytest.mark.realtime, pytest.mark.timeout(120)]
 
 WIRES = ["openai", "anthropic"]
-QUICK_SECS = 1.2
-"""The longest wait for a provider that answers after 0.1 s, and was asked at once."""
+QUICK_SECS = 2.0
+"""The longest wait for a provider that answers after 0.1 s, and was asked at once.
+
+Less than after a silence of 3 s, also on a busy machine."""
 GUARD_SECS = 3.9
 """The longest wait for one that was asked because another was silent for 3 s."""
 SDK_RETRIES = 2
@@ -101,6 +103,13 @@ async def test_one_rejection_costs_no_later_turn(wire: str) -> None:
 
 # ---- last until it has answered
 
+UNHURRIED: dict[str, Callable[[], HedgePolicy]] = {
+    "adaptive": HedgePolicy.adaptive,
+    "after(3)": lambda: HedgePolicy.after(3.0),
+    "fallback": HedgePolicy.fallback,
+}
+"""Policies that hedge no answer of a busy machine."""
+
 
 def last(wire: str, status: int, policy: str, *, twice: bool) -> Case:
     a, b = pair(wire)
@@ -124,17 +133,16 @@ def last(wire: str, status: int, policy: str, *, twice: bool) -> Case:
         call.expect(all(turn.wait_secs is not None for turn in call.turns), "no turn is lost")
 
     name = f"{wire}, {status}{' twice' if twice else ''}, {policy}"
-    return Case(name, steps, (a, b), POLICIES[policy]())
+    return Case(name, steps, (a, b), UNHURRIED[policy]())
 
 
 @pytest.mark.parametrize("wire", WIRES)
 async def test_provider_that_rejects_for_good_is_last_and_still_asked(wire: str) -> None:
-    policies = ("adaptive", "after(0.5)", "fallback")
     statuses = ((401, False), (403, False), (404, False), (400, True), (422, True))
     await together(
         *(
             last(wire, status, policy, twice=twice)
-            for (status, twice), policy in itertools.product(statuses, policies)
+            for (status, twice), policy in itertools.product(statuses, UNHURRIED)
         )
     )
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pipecat_hedge import HedgePolicy, Provider
+from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
 from pipecat_hedge.testing import Say, Step, Wait
 from tests.no_harm.virtual import Scripts
-from tests.service.builders import NEVER, racing
+from tests.service.builders import NEVER, racing, said
 from tests.support.line import Line
 
 pytestmark = pytest.mark.virtual_time
@@ -97,3 +97,15 @@ async def test_attempt_beside_a_silent_one_is_reported_apart() -> None:
     (report,) = line.reports
     assert [a.launch_reason for a in report.attempts] == ["primary", "silence"]
     assert report.hedge_reason == "a is silent"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_inference_waits_for_no_silent_provider(policy: str) -> None:
+    silent, well = (Scripts(lambda: WELL, secs) for secs in (NEVER, 0.3))
+    async with Line(
+        racing(Provider("a", silent), Provider("b", well), policy=POLICIES[policy])
+    ) as line:
+        assert isinstance(line.service, HedgedLLMService)
+        began = asyncio.get_running_loop().time()
+        assert await line.service.run_inference(said("Sum it up.")) == "In short."
+        assert asyncio.get_running_loop().time() - began <= 3.31

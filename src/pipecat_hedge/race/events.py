@@ -217,8 +217,8 @@ class Slot:
         stall_secs: The silence after its first token after which another provider gets a request;
             None is never.
         timeout_secs: The silence after which the attempt counts as failed; None is never.
-        late_secs: The wait for its first usable token that it rarely needs (its p95). Until then
-            no failed request is repeated beside it.
+        late_secs: The wait for its first usable token that it rarely needs (its p95, at most
+            ``silent_secs``). Until then no failed request is repeated beside it.
         retries: How many times the request may be repeated after a transient failure.
         tries: How many times it has been sent in this turn.
     """

@@ -173,8 +173,8 @@ class AttemptRunner(Generic[T, A]):
         """Acquire the first permit and create the race.
 
         Args:
-            stall_secs: The silence after which another provider gets a request, for all of them;
-                None keeps each provider's own.
+            stall_secs: The stall time of all providers, and the longest silence before another one
+                gets a request; None keeps each provider's own.
 
         Returns:
             Whether a request may be sent.
@@ -200,7 +200,11 @@ class AttemptRunner(Generic[T, A]):
         candidates = slots(order, policy, plan.known)
         if stall_secs is not None:
             candidates = [
-                dataclasses.replace(slot, stall_secs=stall_secs, silent_secs=stall_secs)
+                dataclasses.replace(
+                    slot,
+                    stall_secs=stall_secs,
+                    silent_secs=min(stall_secs, slot.silent_secs or stall_secs),
+                )
                 for slot in candidates
             ]
         # A recovery probe is an additional attempt.

@@ -256,11 +256,12 @@ def _slot(
 ) -> Slot:
     provider, has_own = entry.provider, entry.provider.stall_secs != "policy"
     stall_secs = policy.stall_secs if provider.stall_secs == "policy" else provider.stall_secs
+    silent = silent_secs(policy, known, stall_secs if has_own else 0.0)
     return Slot(
         provider.name,
-        silent_secs(policy, known, stall_secs if has_own else 0.0),
+        silent,
         stall_secs,
         provider.timeout_secs,
-        known.answers.p95,
+        known.answers.p95 if silent is None else min(known.answers.p95, silent),
         entry.adapters[number].retries,
     )
