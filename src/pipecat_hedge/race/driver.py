@@ -397,6 +397,11 @@ class RaceDriver(Generic[T]):
         if attempt in self._tasks:
             self._tasks[attempt].cancel()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is open."""
+        return not self._tasks
+
     async def wait_for(self, attempts: Collection[int]) -> None:
         """Wait until the requests of some attempts are closed."""
         if tasks := [self._tasks[attempt] for attempt in attempts if attempt in self._tasks]:

@@ -200,9 +200,13 @@ class ProxiedTurn:
         )
 
     def close(self) -> None:
-        """Drop the attempts, which refer back to this, after the report."""
-        self._runner.close()
-        del self._runner
+        """Drop the attempts, which refer back to this, after the report.
+
+        Where a loser runs on, the garbage collector does it.
+        """
+        if self._runner.is_idle:
+            self._runner.close()
+            del self._runner
 
     def _outcome(self) -> TurnOutcome:
         winner = self._runner.winner
