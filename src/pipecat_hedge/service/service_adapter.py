@@ -184,6 +184,7 @@ class ServiceAdapter:
         """Set up the service like its host, hidden from the pipeline's observers."""
         mine = copy.copy(setup)
         mine.observer = None
+        mine.tracing_context = None  # its spans are children of the current span, the attempt's
         mine.enable_metrics = setup.enable_tracing  # needed by the tracing decorator
         mine.enable_usage_metrics = True  # reports count tokens in any case
         await self.service.setup(mine)
