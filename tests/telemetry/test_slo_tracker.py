@@ -143,7 +143,7 @@ def test_windows_count_the_turns_of_their_last_slots(
 
 
 def test_attainment_budget_and_burn() -> None:
-    half, twice = WindowCount(300.0, 200, 5), WindowCount(3600.0, 200, 20)
+    half, twice = WindowCount(300.0, 200, 5), WindowCount(259_200.0, 200, 20)
     status = SloStatus("standard", "ttft", 0.8, 0.95, (half, twice))
     assert status.attainment == pytest.approx(0.9)
     assert status.budget_left == pytest.approx(-1.0)

@@ -31,9 +31,8 @@ __all__ = [
     "track",
 ]
 
-WINDOWS_SECS = (300.0, 3600.0, 21_600.0, 259_200.0)
-"""5 minutes, 1 hour, 6 hours, 3 days. A short and a long window together show whether an incident
-is still going on. The longest window is the error budget's."""
+WINDOWS_SECS = (300.0, 259_200.0)
+"""5 minutes show whether an incident is still going on; 3 days are the error budget's window."""
 SLOTS = 60
 """Slots per window: the window covers up to 1/60 less than its length, never more."""
 MAX_SLOS = 32

@@ -14,6 +14,7 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipecat_hedge.telemetry.slo_tracker import WINDOWS_SECS
 from pipecat_hedge.tools.top import feed
 from pipecat_hedge.tools.top.feed import Bot, FeedError, Fleet, Turn, feed_url, poll
 
@@ -69,13 +70,12 @@ def turn(number: int = 1, session: int = 1, **fields: Any) -> dict[str, Any]:
 
 
 def slo(turns: int, bad: int, tier: str = "standard", **fields: Any) -> dict[str, Any]:
-    lengths = (300.0, 3600.0, 21_600.0, 259_200.0)
     return {
         "tier": tier,
         "objective": "ttft",
         "within_secs": 0.8,
         "share": 0.95,
-        "windows": [{"window_secs": secs, "turns": turns, "bad": bad} for secs in lengths],
+        "windows": [{"window_secs": secs, "turns": turns, "bad": bad} for secs in WINDOWS_SECS],
         **fields,
     }
 

@@ -237,7 +237,7 @@ def _percent(share: float | None) -> str:
 
 
 def _window(window_secs: float) -> str:
-    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+    for unit, length in (("d", 86_400), ("min", 60)):
         if window_secs >= length and window_secs % length == 0:
             return f"{window_secs / length:.0f} {unit}"
     return f"{window_secs:g} s"
