@@ -60,7 +60,7 @@ from pipecat_hedge.service.provider_client import (
     AcquirePermit,
     SupportsPromptWarmUp,
     attempt_error,
-    capture_rate_limits,
+    capture_responses,
     dialect_of,
     keep_connections_open,
     read_stream_in_one_task,
@@ -298,7 +298,7 @@ class ServiceAdapter:
                 self._watch_first_token(stats.stages)
                 in_use = self.connection.in_use(stats.stages, lambda: self._failed)
                 async with in_use:
-                    with capture_rate_limits(stats.record_response):
+                    with capture_responses(stats.record_response):
                         await self.service.process_frame(frame, FrameDirection.DOWNSTREAM)
                 # Some services report a timeout only by an event, whose handler is a task.
                 await asyncio.sleep(0)
@@ -333,7 +333,7 @@ class ServiceAdapter:
         try:
             copied = self._own_copy(context)
             async with self.connection.in_use(stats.stages):
-                with capture_rate_limits(stats.record_response):
+                with capture_responses(stats.record_response):
                     answer = await self.service.run_inference(copied, **options)
             stats.completed = True
             if answer is not None and answer.strip():
