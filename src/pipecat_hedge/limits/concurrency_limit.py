@@ -6,6 +6,9 @@ grows otherwise. A late request counts at once, before its first token. The *sta
 from the provider: rejections for load (429, 529), its own queue metrics.
 By default the limit bounds hedges and warm-up prompts, and only ranks providers for callers.
 
+The inferred limit spreads turns over providers that queue without saying so: with it their p95 is
+10.3 s, without it 21.6 s (``pipecat-hedge drill crowded --processes 4 --variants hedged``).
+
 Sources: Netflix concurrency-limits, Gradient2 (tolerance, long run of 600 samples); RFC 5681 (a cut
 relative to what is in flight).
 """
