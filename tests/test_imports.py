@@ -35,7 +35,7 @@ FACES = {
     "tools.replay": {"race", "voice"},
     "tools.analysis": {"race", "policy", "limits"},
     "tools.bench": {"race", "policy", "service", "telemetry", "fleet", "tools.simulator"},
-    "tools.top": {"race", "telemetry"},
+    "tools.top": {"race", "policy", "telemetry"},
     "tools.proxy": {"race", "policy", "limits", "service", "telemetry", "answers"},
 }
 """The packages whose faces a tool imports; it imports nothing from inside of them."""

@@ -49,6 +49,16 @@ def test_no_turn_is_lost_or_held_back_for_slowness(capacity: int, slow: float, s
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_turns_go_to_the_next_provider_when_the_first_one_queues(seed: int) -> None:
+    """None can serve all callers. If all turns waited at the first: 10.5 s."""
+    fleet = Fleet(seed=seed)
+    fleet.run(15.0)
+    change(fleet, 100.0, capacity=20)
+    assert_served(fleet, 0.0, 80.0)
+    assert p95(fleet.turns(20.0, 80.0)) < 5.0
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_premium_callers_are_answered_when_load_is_shed(seed: int) -> None:
     """Providers serve half of what is needed: only ordinary turns are rejected."""
     fleet = Fleet(mode="shed", seed=seed)

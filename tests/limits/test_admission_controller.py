@@ -128,6 +128,17 @@ def test_optional_work_avoids_unhealthy_providers(health: AdmissionController) -
     assert health.reluctance("abc", ticket("a"), 0.0) == {"a": 2, "b": 3, "c": 3}
 
 
+def test_used_up_rate_limit_stops_hedges_until_its_reset(health: AdmissionController) -> None:
+    health.set_used_up("a", 30.0)
+    health.set_used_up("a", 4.0)  # an older response
+    wanted = ticket("a", work="hedge")
+    assert health.refusals("a", wanted, 27.0) == {"a": "has its rate limit used up for 3 s"}
+    assert health.acquire(wanted, 27.0) is None
+    assert take(health, "a", "b", now=27.0).key == "b"
+    assert take(health, "a", now=27.0).key == "a", "a caller is sent where nobody else is left"
+    assert health.acquire(wanted, 30.0) is not None
+
+
 def test_hedge_does_not_overtake_a_waiting_caller(health: AdmissionController) -> None:
     refuse(health, "a")
     health.wait(waiting := ticket("a"), lambda permit: None, 0.0)

@@ -204,32 +204,11 @@ def test_reported_queue_overrides_the_inferred_limit() -> None:
     assert it.limit(104.0) == CEILING
 
 
-def test_rate_limit_is_counted_down() -> None:
-    it = Limit()
-    it.set_rate_limit(2, until=5.0, sent_at=0.0)
-    for _ in range(2):
-        assert it.has_room(1.0)
-        it.send(1, now=1.0)
-        it.end("answered", 1.0)
-    assert not it.has_room(4.9)
-    assert it.reason(2.0) == "its rate limit used up for 3 s"
-    assert it.has_room(5.0)
-
-
 # ---- room
 
 
-@pytest.mark.parametrize(("left", "optional"), [(1, False), (2, True), (30, True)])
-def test_optional_work_keeps_some_of_a_rate_limit_free(left: int, optional: bool) -> None:
-    it = Limit()
-    it.set_rate_limit(left, until=2.5, sent_at=0.0)
-    assert it.has_room(1.0)
-    assert it.has_room(1.0, reserved=0.1) is optional
-    assert it.reason(1.0) == f"a rate limit that allows {left} more within 1.5 s"
-
-
 STEPS = st.tuples(
-    st.sampled_from(["acquire", "first token", "queue", "rate limit", "recover", *VERDICTS]),
+    st.sampled_from(["acquire", "first token", "queue", "recover", *VERDICTS]),
     st.floats(0, 3),
     st.floats(0.01, 30),
     st.integers(-2, 40),
@@ -251,8 +230,6 @@ def test_limit_keeps_its_bounds_and_leaks_no_permit(steps: Any, bounds: LimitBou
         elif step == "queue":
             it.set_queue(number, now + more_secs)
             stated_until = max(stated_until, now + more_secs)
-        elif step == "rate limit":
-            it.set_rate_limit(number, now + more_secs, sent_at=now)
         elif step == "recover":
             it.recover()
         elif it.out and step in VERDICTS:

@@ -107,8 +107,7 @@ async def test_nor_does_a_rescue_or_an_inference(
 async def test_a_rescue_goes_where_there_is_room(admission: str) -> None:
     """And not to a provider whose rate limit is used up, by its own word."""
     async with Line(hedged(down(), well("b"), well("c"), admission=admission)) as line:
-        limit = shared_stats().health.entry("b | scripted").limit
-        limit.set_rate_limit(0, until=now() + 60, sent_at=now())
+        shared_stats().health.set_used_up("b | scripted", until=now() + 60)
         assert await asked(line) == ("From c.", 0.3)
 
 

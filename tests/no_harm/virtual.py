@@ -89,6 +89,6 @@ def rests(name: str, secs: float) -> None:
 def unwell(name: str) -> None:
     """Open a provider's breaker, have its queue be too long and its rate limit be used up."""
     opened(name)
-    limit = shared_stats().health.entry(f"{name} | scripted").limit
-    limit.set_queue(0, until=float("inf"))
-    limit.set_rate_limit(0, until=float("inf"), sent_at=now())
+    health, key = shared_stats().health, f"{name} | scripted"
+    health.entry(key).limit.set_queue(0, until=float("inf"))
+    health.set_used_up(key, until=float("inf"))

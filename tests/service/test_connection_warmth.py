@@ -108,6 +108,13 @@ async def test_learned_timeout_is_shared_between_sessions(kept: Kept) -> None:
     assert was_cold[1:] == [False] * 9
 
 
+async def test_server_that_closes_early_unannounced_leaves_one_turn_cold(kept: Kept) -> None:
+    """Such as uvicorn and vLLM, after 5 s. If nothing were learned, all 19 were cold."""
+    kept.closes_after = 5.0
+    was_cold = [await kept.turn(idle_secs=7 + 2 * n) for n in range(20)]
+    assert sum(was_cold[1:]) == 1
+
+
 @pytest.mark.parametrize(("expiry_secs", "every_secs"), [(4.0, 3.2), (5.0, 4.0), (3.5, None)])
 async def test_connection_is_refreshed_before_its_client_expires(
     kept: Kept, expiry_secs: float, every_secs: float | None

@@ -23,7 +23,7 @@ from pipecat_hedge.limits.permit_queue import Ticket
 from pipecat_hedge.limits.provider_health import Permit
 from pipecat_hedge.race import BreakerReport, Tier
 from pipecat_hedge.service import attempt_runner, hedged_service
-from pipecat_hedge.service.provider_client import _read_rate_limit
+from pipecat_hedge.service.provider_client import _read_response
 from pipecat_hedge.service.provider_stats import shared_stats
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
 from tests.service import builders
@@ -50,6 +50,7 @@ NO_ROUTE = ErrorFrame(
 )
 UNREACHABLE: list[Step] = [Wait(0.01), NO_ROUTE]
 RETRY_AFTER_SECS = 2.0
+USED_UP_SECS = 30.0
 HALF_OPEN_SECS = 75.0
 """By then an open breaker is half-open."""
 
@@ -60,17 +61,13 @@ def rejects() -> Step:
     return ErrorFrame("too many", exception=error, category=ErrorCategory.RATE_LIMIT)
 
 
-class Telling(ScriptedLLMService):
-    """Every response states the requests left for half a minute."""
-
-    def __init__(self, script: Sequence[Step], left: int):
-        super().__init__(script)
-        self._left = left
+class UsedUp(ScriptedLLMService):
+    """Every response says that no requests are left for half a minute."""
 
     async def _play(self, *args: Any, **__: Any) -> None:
         left, reset = "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"
-        headers: dict[str, str] = {left: f"{self._left}", reset: "30s"}
-        await _read_rate_limit(httpx.Response(200, headers=headers))
+        headers: dict[str, str] = {left: "0", reset: f"{USED_UP_SECS:g}s"}
+        await _read_response(httpx.Response(200, headers=headers))
         await super()._play(*args)
 
 
@@ -353,22 +350,22 @@ class TestLoad:
             assert requests(c, d) == [1, 1]
             assert await inferring == "In short."
 
-    @pytest.mark.parametrize(("left", "later"), [(1, FINE), (5, None)])
-    async def test_rate_limit_counts_from_the_response_start(
-        self, left: int, later: list[Step] | None
-    ) -> None:
-        """An older response does not override a newer one."""
-        a, b = Telling(LONG, left=left), scripts(FINE)
-        c, d = scripts(later) if later else Telling(FINE, left=0), scripts(FINE)
-        async with Line(racing(a, b)) as one, Line(racing(c, d)) as two:
+    async def test_used_up_rate_limit_applies_from_the_response_start(self) -> None:
+        """To turns and hedges of all sessions, until its reset."""
+        a, b = UsedUp(LONG), scripts(FINE)
+        c, d = scripts(FINE), scripts([Wait(2.0), Say("Yes, do come.")])
+        policy = HedgePolicy.after(0.5)
+        async with Line(racing(a, b)) as one, Line(racing(c, d, policy=policy)) as two:
             speaking = asyncio.create_task(one.ask())
             await asyncio.sleep(0.01)
             await two.ask()
-            if later is None:
-                await speaking
-            await two.ask()
+            assert requests(c, d) == [0, 1]
+            report = await two.report()
+            assert report.hedge_reason == "no hedge: a has its rate limit used up for 28 s"
             await speaking
-        assert requests(a, b, c, d) == [1, 0, 1, 1]
+            await asyncio.sleep(USED_UP_SECS)
+            await two.ask()
+            assert requests(c, d) == [1, 1]
 
     @pytest.mark.parametrize(("requests", "secs"), [(2, 0.2), (80, 3.0)])
     async def test_turn_waits_when_all_reject_and_reports_it(

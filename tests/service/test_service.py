@@ -41,7 +41,7 @@ from pipecat_hedge import (
 )
 from pipecat_hedge.race import ConfigurationError, DrainedAnswer
 from pipecat_hedge.service import CONTINUE
-from pipecat_hedge.service.provider_client import _read_rate_limit
+from pipecat_hedge.service.provider_client import _read_response
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
 from tests.service.builders import (
     NEVER,
@@ -164,7 +164,7 @@ class Stumbling(ScriptedLLMService):
     """Raises an error in reading a response."""
 
     async def _play(self, *_: Any, **__: Any) -> None:
-        await _read_rate_limit(httpx.Response(200))
+        await _read_response(httpx.Response(200))
         raise TypeError("'NoneType' object is not subscriptable")
 
 

@@ -92,8 +92,8 @@ async def test_report_says_why_the_first_provider_was_passed_over(
     assert (order(line), line.reports[1].routing_reason) == ("b", reason)
 
 
-def placed(name: str, region: str | None, *script: Step, model: str = "m") -> Provider:
-    return Provider(name, scripted(*script, model=model), region=region)
+def placed(name: str, region: str | None, *script: Step) -> Provider:
+    return Provider(name, scripted(*script), region=region)
 
 
 async def test_hedges_prefer_another_region() -> None:
@@ -102,27 +102,6 @@ async def test_hedges_prefer_another_region() -> None:
     providers += [placed("c", None, silent), placed("d", "north", Say("D."))]
     line = await asked(HedgedLLMService(providers, policy=HedgePolicy.race(4)))
     assert order(line) == "acdb"
-
-
-@pytest.mark.parametrize(
-    ("secs", "models", "first"),
-    [
-        pytest.param((0.08, 0.02), "mm", "b", id="the nearest"),
-        pytest.param((0.08, 0.02), "mn", "a", id="another model is not interchangeable"),
-        pytest.param((0.08, None), "mm", "a", id="not measured yet"),
-    ],
-)
-async def test_nearest_of_one_model_comes_first(
-    secs: tuple[float | None, ...], models: str, first: str
-) -> None:
-    providers = [
-        placed("a", "west", Say("A."), model=models[0]),
-        placed("b", "north", Say("B."), model=models[1]),
-    ]
-    llm = HedgedLLMService(providers, policy=HedgePolicy.fallback())
-    for entry, each in zip(llm._members.entries, secs, strict=True):
-        entry.adapters[0].connection.connect_secs = each
-    assert order(await asked(llm)) == first
 
 
 async def p99_secs(regions: str, stalls: str) -> float:

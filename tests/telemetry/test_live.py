@@ -9,8 +9,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from pydantic import TypeAdapter
 
-from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, Slo
+from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, Slo, TurnReport
 from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.telemetry.live import LIVE_PATH, LiveFeed, LiveServer
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Wait
@@ -60,6 +61,13 @@ class TestFeed:
         assert slos.keys() == {"ttft", "ttfs", "voice_to_voice"}
         window = slos["ttft"]["windows"][0]
         assert (slos["ttft"]["tier"], window["turns"], window["bad"]) == ("premium", 1, 0)
+
+    async def test_turns_are_read_as_their_reports(self) -> None:
+        llm, reports = hedged(), list[TurnReport]()
+        llm.events.subscribe(TurnReport, reports.append)
+        found = await snapshot_of(llm, LiveFeed(), turns=2)
+        read = TypeAdapter(list[TurnReport]).validate_json(json.dumps(found["turns"]), strict=True)
+        assert (read, len(read)) == (reports, 2)
 
     async def test_snapshot_has_only_new_turns_and_no_text(self) -> None:
         feed = LiveFeed()

@@ -21,6 +21,7 @@ from pipecat_hedge.telemetry.slo_tracker import (
     WindowCount,
 )
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
+from tests.service.builders import asked, racing, scripted
 from tests.support.line import Line
 from tests.voice.test_turn_latency import Phone
 
@@ -107,10 +108,22 @@ async def test_slo_of_the_policy_is_tracked() -> None:
     assert llm.slo == Slo(ttft_secs=0.5)
     assert {s.within_secs for s in llm.slo_status()} == {0.5, 1.2, 1.5}
     assert service(PROMPT, slo=None).slo_status() == ()
-    with pytest.raises(ConfigurationError, match=r"but the policy aims at .*: give both the same"):
+    with pytest.raises(ConfigurationError, match=r"but the policy states .*: give both the same"):
         service(PROMPT, slo=Slo(), policy=policy)
     with pytest.raises(ConfigurationError, match=r"slo must be a Slo, got 0\.8: write Slo"):
         service(PROMPT, slo=0.8)
+
+
+async def test_slo_of_the_policy_moves_no_hedge() -> None:
+    """Whoever wants hedges in time for it gives ``target_ttft_secs``."""
+    due: list[tuple[str, float | None]] = []
+    for slo in (None, Slo(ttft_secs=0.8)):
+        slow, fast = (scripted(Wait(secs), Say("Yes."), model="jagged") for secs in (9.0, 0.1))
+        policy = HedgePolicy.adaptive(slo=slo)
+        llm = racing(slow, fast, policy=policy, stats=ProviderStats())
+        (report,) = (await asked(llm)).reports
+        due.append((report.hedge_reason or "", report.attempts[1].launched_secs))
+    assert due[0] == due[1]
 
 
 # ---- the board
@@ -143,7 +156,7 @@ def test_windows_count_the_turns_of_their_last_slots(
 
 
 def test_attainment_budget_and_burn() -> None:
-    half, twice = WindowCount(300.0, 200, 5), WindowCount(3600.0, 200, 20)
+    half, twice = WindowCount(300.0, 200, 5), WindowCount(259_200.0, 200, 20)
     status = SloStatus("standard", "ttft", 0.8, 0.95, (half, twice))
     assert status.attainment == pytest.approx(0.9)
     assert status.budget_left == pytest.approx(-1.0)

@@ -1,4 +1,4 @@
-"""Spans of races that are made without Pipecat's tracing (``own_spans``)."""
+"""Spans of races and their attempts."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider, sampling
 from opentelemetry.trace import SpanKind
-from pipecat.clocks.system_clock import SystemClock
-from pipecat.frames.frames import LLMContextFrame
+from pipecat.frames.frames import (
+    LLMContextFrame,
+    UserStartedSpeakingFrame,
+    UserStoppedSpeakingFrame,
+)
 from pipecat.processors.aggregators.llm_context import LLMContext
-from pipecat.processors.frame_processor import FrameProcessorSetup
-from pipecat.utils.tracing.tracing_context import TracingContext
 
 from pipecat_hedge import FillerProcessor, HedgedLLMService, HedgeError, HedgePolicy, Provider
 from pipecat_hedge.race import TurnReport
 from pipecat_hedge.service import ProviderStats
-from pipecat_hedge.telemetry.race_span import RaceTracer
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
 from tests.support.line import Line
 from tests.support.recorded_spans import (
@@ -51,7 +51,7 @@ def hedged(policy: HedgePolicy, *scripts: list[Step], **kwargs: Any) -> HedgedLL
         Provider(name, ScriptedLLMService(script), usd_per_mtok=(1, 4))
         for name, script in zip("abc", scripts, strict=False)
     ]
-    return HedgedLLMService(members, policy=policy, own_spans=True, **kwargs)
+    return HedgedLLMService(members, policy=policy, **{"own_spans": True, **kwargs})
 
 
 async def raced(
@@ -208,34 +208,30 @@ async def test_race_is_below_the_current_span(spans: RecordedSpans) -> None:
     assert dict(said(found)) == {}
 
 
-async def test_late_report_does_not_reparent_the_next_race(spans: RecordedSpans) -> None:
-    call, turn = TracingContext(), spans.provider.get_tracer("mine").start_span("turn")
-    call.set_turn_context(turn.get_span_context())
-    setup = FrameProcessorSetup(
-        *(SystemClock(), None, None),  # pyright: ignore[reportArgumentType]
-        enable_tracing=True,
-        tracing_context=call,
-    )
-    tracer = RaceTracer()
-    members = tracer.setup(setup, ()).tracing_context
-    assert members is not None
-    first, second = (tracer.begin(number, "race(1)", "standard") for number in (1, 2))
-    report = TurnReport(1, None, "failed", None, None, 1.0, ())
-    first.end(report)
-    below = trace.get_current_span(members.get_turn_context()).get_span_context()
-    second.end(report)
-    races = spans.named("race")
-    assert [said(race)["hedge.turn"] for race in races] == [1, 2]
-    assert {parent_of(race) for race in races} == {turn.get_span_context().span_id}
-    assert below.span_id == id_of(races[1])
-    assert members.get_turn_context() is call.get_turn_context()
+async def test_attempts_of_an_untraced_service_are_in_pipecat_s_turn(
+    spans: RecordedSpans,
+) -> None:
+    """Tokens are not under the names that backends add up: a traced service's own span has them."""
+    llm = hedged(HedgePolicy.after(0.5), SLOW, QUICK, own_spans=False)
+    async with Line(llm, tracing=True) as line:
+        await line.send(UserStartedSpeakingFrame(), UserStoppedSpeakingFrame())
+        await line.ask()
+        await line.report()
+    (turn,), (race,) = spans.named("turn"), spans.named("race")
+    attempts = spans.of_providers(CHAT)
+    assert parent_of(race) == id_of(turn)
+    assert [parent_of(span) for span in attempts.values()] == [id_of(race)] * 2
+    won = said(attempts["b"])
+    assert (won["hedge.outcome"], won["hedge.output_tokens"]) == ("won", 8)
+    assert not [name for name in won if name.startswith("gen_ai.usage")]
 
 
+@pytest.mark.parametrize("tracing", [False, True])
 async def test_unsampled_call_has_no_spans(
-    spans: RecordedSpans, monkeypatch: pytest.MonkeyPatch
+    spans: RecordedSpans, monkeypatch: pytest.MonkeyPatch, tracing: bool
 ) -> None:
     monkeypatch.setattr(spans, "provider", TracerProvider(sampler=sampling.ALWAYS_OFF))
-    async with Line(hedged(HedgePolicy.race(1), QUICK)) as line:
+    async with Line(hedged(HedgePolicy.race(1), QUICK), tracing=tracing) as line:
         await line.ask()
         assert (await line.report()).outcome == "answered"
     assert spans.all() == []

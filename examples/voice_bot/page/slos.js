@@ -12,7 +12,6 @@ const ENOUGH_TURNS = 20; // with fewer, one turn decides
 const FAST = 6; // times as fast as allowed: worth an alert
 const WINDOWS = [
   ["d", 86400],
-  ["h", 3600],
   ["min", 60],
 ];
 

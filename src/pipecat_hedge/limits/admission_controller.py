@@ -186,10 +186,14 @@ class AdmissionController:
             entry = self._entries.get(key)
             return 0.0 if entry is None else max(entry.retry_after_until - now, 0.0)
 
-    def set_rate_limit(self, key: str, left: int, until: float, *, sent_at: float) -> None:
-        """Record a response's rate-limit headers; see ``ConcurrencyLimit.set_rate_limit``."""
+    def set_used_up(self, key: str, until: float) -> None:
+        """Record that a rate limit is used up: no hedges before ``until``. The latest time counts.
+
+        Callers' requests go to another provider, if one has room.
+        """
         with self.lock:
-            self.entry(key).limit.set_rate_limit(left, until, sent_at=sent_at)
+            entry = self.entry(key)
+            entry.used_up_until = max(entry.used_up_until, until)
 
     def set_queue(self, key: str, running: int, waiting: int, now: float) -> None:
         """Use a server's own load metrics in place of the inferred limit.
@@ -421,6 +425,8 @@ class AdmissionController:
             return f"is excluded by its breaker ({entry.open_reason})"
         if now < entry.retry_after_until and not is_probe:
             return f"has sent Retry-After, {entry.retry_after_until - now:.2g} s left"
+        if now < entry.used_up_until:
+            return f"has its rate limit used up for {entry.used_up_until - now:.2g} s"
         limit = entry.limit
         if self._queue and self._queue.is_behind(ticket, key):
             return f"has {limit.reason(now, ticket.bounds)} and others waiting"

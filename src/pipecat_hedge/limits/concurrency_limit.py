@@ -3,8 +3,11 @@
 The lower of two bounds holds. The *inferred* limit comes from time to first token: it shrinks when
 most requests of a round, from several sessions, took more than ``TOLERANCE`` times the usual, and
 grows otherwise. A late request counts at once, before its first token. The *stated* limit comes
-from the provider: rejections for load (429, 529), rate-limit headers, its own queue metrics.
+from the provider: rejections for load (429, 529), its own queue metrics.
 By default the limit bounds hedges and warm-up prompts, and only ranks providers for callers.
+
+The inferred limit spreads turns over providers that queue without saying so: with it their p95 is
+10.3 s, without it 21.6 s (``pipecat-hedge drill crowded --processes 4 --variants hedged``).
 
 Sources: Netflix concurrency-limits, Gradient2 (tolerance, long run of 600 samples); RFC 5681 (a cut
 relative to what is in flight).
@@ -133,8 +136,6 @@ class ConcurrencyLimit:
         self._refused: float | None = None
         self._refused_at = -math.inf
         self._stated: tuple[int, float] | None = None
-        self._rate_limit: tuple[int, float] | None = None
-        self._rate_limit_at = -math.inf
 
     def limit(self, now: float, bounds: LimitBounds = OPEN_BOUNDS) -> int:
         """The limit at ``now``, at least 0."""
@@ -157,9 +158,7 @@ class ConcurrencyLimit:
             reserved: The share of the limit to keep free, from 0 to 1.
         """
         limit = self.limit(now, bounds)
-        left = self._rate_limit_left(now)
-        has_left = left is None or left > (max(int(reserved * left), 1) if reserved else 0)
-        return has_left and self.in_flight + int(reserved * limit) < limit
+        return self.in_flight + int(reserved * limit) < limit
 
     def is_refusing(self, now: float) -> bool:
         """Whether the provider has just rejected requests with as many in flight as now."""
@@ -168,15 +167,7 @@ class ConcurrencyLimit:
 
     def reason(self, now: float, bounds: LimitBounds = OPEN_BOUNDS) -> str:
         """Why there is no room."""
-        left = self._rate_limit_left(now)
-        limit = self.limit(now, bounds)
-        if left is None or self.in_flight >= limit:
-            return f"{self.in_flight} of {limit} requests in flight"
-        assert self._rate_limit is not None
-        secs = self._rate_limit[1] - now
-        if left == 0:
-            return f"its rate limit used up for {secs:.2g} s"
-        return f"a rate limit that allows {left} more within {secs:.2g} s"
+        return f"{self.in_flight} of {self.limit(now, bounds)} requests in flight"
 
     def acquire(
         self,
@@ -203,9 +194,6 @@ class ConcurrencyLimit:
                 self._inferred = self._start(bounds)
             self._silent[request] = now, session, bounds.floor
         self.in_flight += 1
-        if self._rate_limit is not None:
-            left, until = self._rate_limit
-            self._rate_limit = (max(left - 1, 0), until)
 
     def release(
         self, request: Hashable, verdict: Verdict, now: float, *, lag_secs: float = 0.0
@@ -267,18 +255,6 @@ class ConcurrencyLimit:
         """
         self._stated = (at_most, until)
 
-    def set_rate_limit(self, left: int, until: float, *, sent_at: float) -> None:
-        """Record a response's rate-limit headers; newer ones replace older ones.
-
-        Args:
-            left: The requests that may still be started.
-            until: When the value expires.
-            sent_at: When the response's request was sent: a provider counts a request when it
-                arrives and may report it much later.
-        """
-        if sent_at >= self._rate_limit_at:
-            self._rate_limit, self._rate_limit_at = (max(left, 0), until), sent_at
-
     def recover(self) -> None:
         """Discard the inferred limit and rejections, because the provider is healthy again."""
         self._inferred, self._refused = None, None
@@ -335,8 +311,3 @@ class ConcurrencyLimit:
             self._refused = None
             return None
         return self._refused + REFUSED_GROWS * age
-
-    def _rate_limit_left(self, now: float) -> int | None:
-        if self._rate_limit is not None and now >= self._rate_limit[1]:
-            self._rate_limit = None
-        return None if self._rate_limit is None else self._rate_limit[0]

@@ -58,6 +58,7 @@ class ProviderHealth:
         breaker: Its circuit breaker.
         limit: Its concurrency limit.
         retry_after_until: When its ``Retry-After`` ends.
+        used_up_until: Until when its rate limit is used up.
         answered_since: When the latest request was sent whose answer has begun.
         last_token_at: When an answer last began.
         last_ttft_secs: How long that took.
@@ -76,7 +77,7 @@ class ProviderHealth:
         """
         self.breaker = CircuitBreaker(rng, settings)
         self.limit = ConcurrencyLimit()
-        self.retry_after_until = float("-inf")
+        self.retry_after_until = self.used_up_until = float("-inf")
         self.answered_since = self.last_token_at = float("-inf")
         self.last_ttft_secs = 0.0
         self.without_token = self.overtaken = 0

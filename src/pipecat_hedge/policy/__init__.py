@@ -1,6 +1,7 @@
 """What to send and when: policies, planner, hedge budget, SLOs and learned latencies."""
 
 from pipecat_hedge.policy.backends import SIMULATED_HEADER, Backend
+from pipecat_hedge.policy.budget_accounts import BudgetState
 from pipecat_hedge.policy.hedge_policy import (
     Adaptive,
     AfterSilence,
@@ -35,6 +36,7 @@ __all__ = [
     "Adaptive",
     "AfterSilence",
     "Backend",
+    "BudgetState",
     "ComplexityRouter",
     "FileStore",
     "HedgePolicy",

@@ -127,8 +127,7 @@ class Adaptive:
                 "target_ttft_secs", _seconds("target_ttft_secs", self.target_ttft_secs)
             )
         _one_of("order", self.order, get_args(Order))
-        if self.slo is not None:
-            _check_slo(self.slo, self.target_ttft_secs)
+        require("slo", self.slo, Slo, "write Slo(ttft_secs=0.8)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,9 +302,8 @@ class HedgePolicy:
             target_ttft_secs: Target for the first token, in seconds, at most 60. Hedges are timed
                 to meet it, and waiting before it costs nothing. A turn that misses it goes on.
                 None is as soon as possible.
-            slo: The SLO to meet, in place of ``target_ttft_secs``. The limit is ``ttfs_secs``
-                where a sentence wins and ``ttft_secs`` where the first token wins, or the other
-                one if only that is set.
+            slo: The callers' SLO, if the service is given none; it is reported, and moves no
+                hedge. To hedge in time for it, give its limit as ``target_ttft_secs``.
             min_saving_secs: The least expected saving of an extra request, in seconds; 0 or more.
             order: ``learned`` uses the given order, except while the first provider is slower than
                 before, or was silent in two turns in a row, and another is well: that one is then
@@ -328,8 +326,9 @@ class HedgePolicy:
                 "deadline_secs is not an argument of adaptive, under which no turn fails for being "
                 "late: write target_ttft_secs for when the first token should be there"
             )
-        name = f"adaptive({100 * budget:g} %{'' if slo is None else ', slo'})"
-        return cls(rule=rule, max_attempts=max_attempts, name=name, **options)
+        return cls(
+            rule=rule, max_attempts=max_attempts, name=f"adaptive({100 * budget:g} %)", **options
+        )
 
     @classmethod
     def race(cls, max_attempts: int = 2, **options: Unpack[PolicyOptions]) -> HedgePolicy:
@@ -401,20 +400,6 @@ def _one_of(field: str, value: object, known: tuple[object, ...]) -> None:
         )
 
 
-def _check_slo(slo: Slo, target_ttft_secs: float | None) -> None:
-    require("slo", slo, Slo, "write Slo(ttft_secs=0.8)")
-    if target_ttft_secs is not None:
-        raise ConfigurationError(
-            f"target_ttft_secs={target_ttft_secs:g} and slo both say when an answer should be "
-            "there: give one of them"
-        )
-    if slo.ttft_secs is None and slo.ttfs_secs is None:
-        raise ConfigurationError(
-            "slo promises no time of the LLM's, so there is no target in it: give it a ttft_secs "
-            "or a ttfs_secs, or leave it out here"
-        )
-
-
 def _seconds(field: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigurationError(
@@ -428,7 +413,7 @@ def _seconds(field: str, value: float) -> float:
 
 
 def slo_of(slo: Slo | None, policy: HedgePolicy) -> Slo | None:
-    """Return the SLO of a service: its own, or the one that its policy aims at.
+    """Return the SLO of a service: its own, or the one that its policy states.
 
     Raises:
         ConfigurationError: If ``slo`` is not an ``Slo``, or differs from the policy's.
@@ -437,7 +422,6 @@ def slo_of(slo: Slo | None, policy: HedgePolicy) -> Slo | None:
     policy_slo = policy.rule.slo if isinstance(policy.rule, Adaptive) else None
     if None not in (slo, policy_slo) and slo != policy_slo:
         raise ConfigurationError(
-            f"slo is {slo}, but the policy aims at {policy_slo}: give both the same, or only "
-            "the policy"
+            f"slo is {slo}, but the policy states {policy_slo}: give both the same, or only one"
         )
     return slo or policy_slo

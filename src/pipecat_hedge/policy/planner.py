@@ -26,8 +26,6 @@ from pipecat_hedge.policy.latency_registry import LatencyRegistry
 from pipecat_hedge.policy.priced_delay import LatencyEstimate, PricedDelay
 from pipecat_hedge.policy.provider_latency import SILENT_SECS
 from pipecat_hedge.policy.routing import AskReplaced, Probing
-from pipecat_hedge.policy.slo import Slo
-from pipecat_hedge.policy.slo_hedge import Aim, AimedDelay, aim_at
 from pipecat_hedge.policy.slow_period import late_secs
 from pipecat_hedge.race.attempt import Attempt
 from pipecat_hedge.race.events import CommitOn, Launch, LaunchRule
@@ -168,19 +166,10 @@ def plan_turn(
         else 0.0
         for cost in set(costs.values())
     }
-    aim, within_secs = None, 0.0
-    if rule.slo is not None and policy.max_attempts > 1:
-        further = order[1 % len(order)]
-        aim, within_secs = _aim(rule.slo, known[order[0]], known[further], share_at[costs[further]])
-    if aim is not None:
-        share_at = {cost: (1.0 - aim.spends) * share for cost, share in share_at.items()}
-
     shares = {name: share_at[cost] for name, cost in costs.items()}
     of_turn: LaunchRule = PricedDelay(
         known, shares, rule.min_saving_secs, rule.target_ttft_secs, stats.benefits
     )
-    if aim is not None and rng.random() < aim.probability:
-        of_turn = AimedDelay(of_turn, aim, within_secs)
     if route.replaced is not None:
         curves = {backend: known[backend.provider].first_token for backend in backends}
         common = 1.0 - min(route.hedges * budget, 1.0)
@@ -245,24 +234,6 @@ def _replace_silent(
     if is_trial:
         plan.try_out(silent)
         plan.is_trial = True
-
-
-def _aim(
-    slo: Slo, first: LatencyEstimate, further: LatencyEstimate, affordable: float
-) -> tuple[Aim | None, float]:
-    """Return how to meet the SLO, and the limit in seconds for the first token.
-
-    Where a sentence wins, the limit is reduced by the first provider's median time from its first
-    token to its first sentence.
-    """
-    within, ahead = slo.ttft_secs, 0.0
-    if within is None or (first.sentence is not None and slo.ttfs_secs is not None):
-        within = slo.ttfs_secs
-        ahead = 0.0 if first.sentence is None else first.sentence.quantile(0.5)
-    if within is None:
-        return None, 0.0
-    within = max(within - ahead, 0.0)
-    return aim_at(first.first_token, further.first_token, within, slo.share, affordable), within
 
 
 def silent_secs(

@@ -59,7 +59,7 @@ class ServerLoad:
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """How an attempt's time to first token divides, as reported by its HTTP client and server.
+    """How an attempt's time to first token divides, as reported by its HTTP client.
 
     A value is None if it is unknown: the service's client cannot be traced, or the stage was not
     reached. Times of stages count from when the request was sent (``AttemptReport.sent_secs``).
@@ -73,8 +73,6 @@ class StageReport:
         headers_secs: Until the response's headers came.
         first_byte_secs: Until the first byte of the response's body.
         first_token_secs: Until the first piece of any kind, including roles and reasoning.
-        server_secs: The processing time that the server reports.
-        server_source: The name of the header with that time.
     """
 
     new_connection: bool | None = None
@@ -85,8 +83,6 @@ class StageReport:
     headers_secs: float | None = None
     first_byte_secs: float | None = None
     first_token_secs: float | None = None
-    server_secs: float | None = None
-    server_source: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

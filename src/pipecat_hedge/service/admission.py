@@ -18,7 +18,6 @@ from pipecat_hedge.limits.permit_queue import MAX_WAIT_SECS, Ticket
 from pipecat_hedge.limits.permits import permit_for
 from pipecat_hedge.limits.priority import WorkClass
 from pipecat_hedge.limits.provider_health import Permit
-from pipecat_hedge.limits.rate_limit_headers import RateLimits
 from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.race.attempt import UNSURE_LAG_SECS
 from pipecat_hedge.race.errors import ConfigurationError
@@ -228,20 +227,10 @@ class Admission:
         """End a claim of ``claim_latency_probe``."""
         self._health.release_latency_probe(self._keys[provider])
 
-    def record_rate_limits(
-        self, permit: Permit, limits: RateLimits, at: float, prompt_tokens: int
-    ) -> None:
-        """Record the rate limits in a response's headers.
-
-        Args:
-            permit: The request's permit.
-            limits: The rate limits.
-            at: When the response came, in the loop's time.
-            prompt_tokens: The size of the prompts to come.
-        """
-        if (more := limits.more(prompt_tokens)) is not None:
-            until = at + more[1]
-            self._health.set_rate_limit(permit.key, more[0], until, sent_at=permit.acquired_at)
+    def set_used_up(self, permit: Permit, secs: float) -> None:
+        """Send the provider no hedges for some seconds, in any turn."""
+        now = asyncio.get_running_loop().time()
+        self._health.set_used_up(permit.key, now + secs)
 
     def set_retry_after(self, permit: Permit, secs: float) -> None:
         """Send the provider no requests for some seconds, in any turn."""

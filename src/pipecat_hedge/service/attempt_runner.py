@@ -324,7 +324,7 @@ class AttemptRunner(Generic[T, A]):
         """
         self.race = self._driver = None
         for attempt in self.attempts:
-            attempt.stats.on_answer = attempt.stats.on_rate_limit = None
+            attempt.stats.on_answer = attempt.stats.on_used_up = None
 
     # ---- one attempt
 
@@ -387,11 +387,12 @@ class AttemptRunner(Generic[T, A]):
             self._planner.sent(attempt)
 
     def _observe(self, attempt: ProviderAttempt) -> None:
-        """Record an attempt's first token and rate-limit headers as they come."""
+        """Record an attempt's first token and a used-up rate limit as they come."""
         if self._planner.whole_answers:
             return
+        assert attempt.permit is not None
         attempt.stats.on_answer = functools.partial(self._on_first_token, attempt)
-        attempt.stats.on_rate_limit = functools.partial(self._note_rate_limit, attempt)
+        attempt.stats.on_used_up = functools.partial(self._admission.set_used_up, attempt.permit)
         attempt.is_unmeasured = attempt.provider == self._planner.plan.probe or (
             self._admission.is_unmeasured(attempt.provider)
         )
@@ -417,15 +418,6 @@ class AttemptRunner(Generic[T, A]):
         is_lost = attempt.outcome == "superseded" and self.losers == "cancel"
         if is_lost and self._driver is not None:
             self._driver.stop(attempt.number)
-
-    def _note_rate_limit(self, attempt: ProviderAttempt) -> None:
-        stats = attempt.stats
-        if attempt.permit is None or stats.rate_limit is None or stats.rate_limit_at is None:
-            return
-        prompt_tokens = self._planner.prompt_tokens
-        self._admission.record_rate_limits(
-            attempt.permit, stats.rate_limit, stats.rate_limit_at, prompt_tokens
-        )
 
     def _mark_simulated(self) -> None:
         """Mark the providers that a simulator answers for, and silent ones at its address."""

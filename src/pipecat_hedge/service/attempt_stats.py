@@ -9,7 +9,6 @@ from typing import Any
 
 from pipecat.metrics.metrics import LLMTokenUsage
 
-from pipecat_hedge.limits.rate_limit_headers import RateLimits
 from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.service.stages import Stages
 
@@ -34,10 +33,8 @@ class AttemptStats:
         first_answer_at: When the first usable text or complete tool call came.
         has_response: Whether a response has begun, if the service's client can be traced.
         error: Why it failed, if the service reported an error.
-        rate_limit: The rate limits in the latest response, if any.
-        rate_limit_at: When that response began.
         on_answer: Called once, when the first usable text or complete tool call has come.
-        on_rate_limit: Called whenever ``rate_limit`` is set.
+        on_used_up: Called with the seconds for which a response says that a rate limit is used up.
         stages: How the request's time divides.
     """
 
@@ -53,10 +50,8 @@ class AttemptStats:
     first_answer_at: float | None = None
     has_response: bool = False
     error: AttemptError | None = None
-    rate_limit: RateLimits | None = None
-    rate_limit_at: float | None = None
     on_answer: Callable[[], None] | None = None
-    on_rate_limit: Callable[[], None] | None = None
+    on_used_up: Callable[[float], None] | None = None
     stages: Stages = field(default_factory=Stages)
 
     @property
@@ -82,15 +77,12 @@ class AttemptStats:
             if self.on_answer is not None:
                 self.on_answer()
 
-    def record_response(self, limits: RateLimits | None) -> None:
+    def record_response(self, used_up_secs: float) -> None:
         """Record that a response began now.
 
         Args:
-            limits: Its rate limits; None if it states none.
+            used_up_secs: How long the provider's rate limit is used up; 0 if it is not.
         """
         self.has_response = True
-        if limits is None:
-            return
-        self.rate_limit, self.rate_limit_at = limits, asyncio.get_running_loop().time()
-        if self.on_rate_limit is not None:
-            self.on_rate_limit()
+        if used_up_secs > 0 and self.on_used_up is not None:
+            self.on_used_up(used_up_secs)

@@ -358,8 +358,8 @@ class HedgedLLMService(LLMService):
     async def setup(self, setup: FrameProcessorSetup) -> None:
         """Set up this service and its members."""
         await super().setup(setup)
-        hosted = [service for provider in self.providers for service in provider.services]
-        await self._members.setup(self._tracer.setup(setup, hosted))
+        self._tracer.setup(setup)
+        await self._members.setup(setup)
         if self._runs_on is None:
             self._stats.hold()
             self._runs_on = asyncio.get_running_loop()

@@ -64,8 +64,7 @@ class Provider:
             breaker: When its circuit breaker opens, and for how long. The breaker is shared by all
                 services of the process with a provider of this name; the latest settings count.
             region: Where it is served, such as ``eu-west``. Hedges prefer another region than the
-                first provider's, whose queues are independent; among providers of one model the
-                nearest comes first.
+                first provider's, whose queues are independent.
             residency: The jurisdiction that its data stays in, such as ``eu``; see the
                 ``residency`` of ``HedgedLLMService``.
             short_tool_ids: Whether it accepts ids of tool calls only if they are nine letters or

@@ -22,7 +22,7 @@ from pipecat.utils.errors import (
     extract_http_status_code,
 )
 
-from pipecat_hedge.limits.rate_limit_headers import RateLimits, http_date, parse_rate_limits
+from pipecat_hedge.limits.rate_limit_headers import http_date, used_up_secs
 from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.service.http_listener import install_hooks, record_mark
 from pipecat_hedge.service.portable import Dialect
@@ -32,7 +32,7 @@ __all__ = [
     "SupportsPromptWarmUp",
     "attempt_error",
     "base_url",
-    "capture_rate_limits",
+    "capture_responses",
     "close_idle_connections",
     "dialect_of",
     "exception_error",
@@ -407,38 +407,36 @@ def trace_client(service: LLMService[Any]) -> None:
     if client is None:
         return
     hooks = client.event_hooks["response"]
-    if _read_rate_limit not in hooks:
-        hooks.append(_read_rate_limit)
+    if _read_response not in hooks:
+        hooks.append(_read_response)
     install_hooks(client)
 
 
 @contextmanager
-def capture_rate_limits(
-    callback: Callable[[RateLimits | None], None],
-) -> Generator[None, None, None]:
-    """Call ``callback`` with the rate limits of every response within the context.
+def capture_responses(callback: Callable[[float], None]) -> Generator[None, None, None]:
+    """Call ``callback`` for every response within the context.
 
     Args:
-        callback: Called as soon as a response begins, also for rejections; with None if it states
-            no limit.
+        callback: Called as soon as a response begins, also for rejections, with the seconds for
+            which it says that a rate limit is used up.
     """
-    token = _rate_limit_callback.set(callback)
+    token = _response_callback.set(callback)
     try:
         yield
     finally:
-        _rate_limit_callback.reset(token)
+        _response_callback.reset(token)
 
 
 # A context variable, because a client is shared and a response does not name its attempt.
-_rate_limit_callback: ContextVar[Callable[[RateLimits | None], None] | None] = ContextVar(
-    "rate_limit_callback", default=None
+_response_callback: ContextVar[Callable[[float], None] | None] = ContextVar(
+    "response_callback", default=None
 )
 
 
-async def _read_rate_limit(response: Any) -> None:
-    callback = _rate_limit_callback.get()
+async def _read_response(response: Any) -> None:
+    callback = _response_callback.get()
     if callback is not None:
-        callback(parse_rate_limits(response.headers, time.time()))
+        callback(used_up_secs(response.headers, time.time()))
 
 
 async def open_connection(service: LLMService[Any]) -> None:

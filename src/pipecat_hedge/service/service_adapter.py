@@ -60,7 +60,7 @@ from pipecat_hedge.service.provider_client import (
     AcquirePermit,
     SupportsPromptWarmUp,
     attempt_error,
-    capture_rate_limits,
+    capture_responses,
     dialect_of,
     keep_connections_open,
     read_stream_in_one_task,
@@ -184,6 +184,7 @@ class ServiceAdapter:
         """Set up the service like its host, hidden from the pipeline's observers."""
         mine = copy.copy(setup)
         mine.observer = None
+        mine.tracing_context = None  # its spans are children of the current span, the attempt's
         mine.enable_metrics = setup.enable_tracing  # needed by the tracing decorator
         mine.enable_usage_metrics = True  # reports count tokens in any case
         await self.service.setup(mine)
@@ -297,7 +298,7 @@ class ServiceAdapter:
                 self._watch_first_token(stats.stages)
                 in_use = self.connection.in_use(stats.stages, lambda: self._failed)
                 async with in_use:
-                    with capture_rate_limits(stats.record_response):
+                    with capture_responses(stats.record_response):
                         await self.service.process_frame(frame, FrameDirection.DOWNSTREAM)
                 # Some services report a timeout only by an event, whose handler is a task.
                 await asyncio.sleep(0)
@@ -332,7 +333,7 @@ class ServiceAdapter:
         try:
             copied = self._own_copy(context)
             async with self.connection.in_use(stats.stages):
-                with capture_rate_limits(stats.record_response):
+                with capture_responses(stats.record_response):
                     answer = await self.service.run_inference(copied, **options)
             stats.completed = True
             if answer is not None and answer.strip():

@@ -14,7 +14,7 @@ from pipecat_hedge.policy.backends import SIMULATED_HEADER
 from pipecat_hedge.race.reports import StageReport
 from pipecat_hedge.service.deltas import DeltaReader
 
-__all__ = ["Stages", "keep_alive_secs", "server_time"]
+__all__ = ["Stages", "keep_alive_secs"]
 
 
 @dataclass(slots=True)
@@ -35,8 +35,6 @@ class Stages:
         headers_at: When the response's headers had come.
         first_byte_at: When the first byte of the response's body had come.
         first_token_at: When the first piece of any kind had come.
-        server_secs: The processing time that the server reports.
-        server_source: The header with that time.
         host: The request's host, with the port if it is not the default.
         requested_at: When the client was called.
         keep_alive_secs: The server's keep-alive timeout, if it states one.
@@ -54,8 +52,6 @@ class Stages:
     headers_at: float | None = None
     first_byte_at: float | None = None
     first_token_at: float | None = None
-    server_secs: float | None = None
-    server_source: str | None = None
     host: str | None = None
     requested_at: float | None = None
     keep_alive_secs: float | None = None
@@ -91,9 +87,6 @@ class Stages:
         """
         self.first_byte_at = None  # of a previous request
         self.deltas = DeltaReader()
-        server_time_found = server_time(headers)
-        if server_time_found is not None:
-            self.server_secs, self.server_source = server_time_found
         self.keep_alive_secs = keep_alive_secs(headers)
         self.is_simulated |= SIMULATED_HEADER in headers
 
@@ -115,7 +108,7 @@ class Stages:
         Args:
             sent_at: When the request was sent, in the loop's time.
         """
-        if self.new_connection is None and self.first_token_at is None and self.server_secs is None:
+        if self.new_connection is None and self.first_token_at is None:
             return None
 
         def since(at: float | None) -> float | None:
@@ -129,8 +122,6 @@ class Stages:
             headers_secs=since(self.headers_at),
             first_byte_secs=since(self.first_byte_at),
             first_token_secs=since(self.first_token_at),
-            server_secs=self.server_secs,
-            server_source=self.server_source,
         )
 
     # ---- httpcore's events
@@ -185,39 +176,3 @@ def keep_alive_secs(headers: Mapping[str, str]) -> float | None:
         if name.strip().lower() == "timeout" and value.strip().isdecimal():
             return float(value)
     return None
-
-
-# In milliseconds. OpenAI's; Envoy's, which is in front of many providers, such as Anthropic.
-# Both end when the response's headers are sent.
-_SERVER_TIME_HEADERS = ("openai-processing-ms", "x-envoy-upstream-service-time")
-
-
-def server_time(headers: Mapping[str, str]) -> tuple[float, str] | None:
-    """The processing time that a server reports, in seconds, and the header's name.
-
-    Returns:
-        The time and the name; None if no header states it.
-    """
-    for name in _SERVER_TIME_HEADERS:
-        if (secs := _secs(headers.get(name))) is not None:
-            return secs, name
-    timing = headers.get("server-timing")
-    durations = [secs for metric in (timing or "").split(",") if (secs := _duration(metric))]
-    return (max(durations), "server-timing") if durations else None
-
-
-def _duration(metric: str) -> float | None:
-    """The ``dur`` of one metric in a ``Server-Timing`` header, such as ``gfet4t7; dur=52``."""
-    for parameter in metric.split(";")[1:]:
-        name, _, value = parameter.partition("=")
-        if name.strip().lower() == "dur":
-            return _secs(value.strip().strip('"'))
-    return None
-
-
-def _secs(millis: str | None) -> float | None:
-    try:
-        secs = float(millis or "") / 1000
-    except ValueError:
-        return None
-    return secs if 0 <= secs < float("inf") else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -35,11 +34,8 @@ class RaceTrace:
 class Tracer:
     """Traces the races of a service."""
 
-    def setup(
-        self, setup: FrameProcessorSetup, services: Iterable[LLMService[Any]]
-    ) -> FrameProcessorSetup:
-        """Return the setup for the hosted services."""
-        return setup
+    def setup(self, setup: FrameProcessorSetup) -> None:
+        """Configure tracing like the pipeline's."""
 
     def begin(self, turn: int, policy: str, tier: str) -> RaceTrace:
         """Start to trace a race."""

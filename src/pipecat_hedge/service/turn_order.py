@@ -69,8 +69,6 @@ class TurnOrder:
         entries = sorted(self._entries, key=lambda entry: _rank(entry.provider.name, first))
         if not self._has_regions:
             return entries
-        if not first:
-            entries = _nearest_first(entries)
         home = self._regions[entries[0].provider.name]
         routed, others = entries[: max(len(first), 1)], entries[max(len(first), 1) :]
         return [*routed, *sorted(others, key=lambda e: self._regions[e.provider.name] == home)]
@@ -78,17 +76,3 @@ class TurnOrder:
 
 def _rank(name: str, first: Sequence[str]) -> int:
     return first.index(name) if name in first else len(first)
-
-
-def _nearest_first(entries: Sequence[Member]) -> list[Member]:
-    """Put the nearest of the providers that serve the first one's model first.
-
-    Others are not interchangeable: a nearer provider may be a worse model.
-    """
-    alike = [e for e in entries if e.adapters[0].model == entries[0].adapters[0].model]
-    secs = [entry.adapters[0].connection.connect_secs for entry in alike]
-    known = [each for each in secs if each is not None]
-    if len(alike) < 2 or len(known) < len(alike):
-        return list(entries)
-    nearest = alike[secs.index(min(known))]
-    return [nearest, *(entry for entry in entries if entry is not nearest)]

@@ -33,13 +33,10 @@ __all__ = ["KEPT_TURNS", "LIVE_PATH", "LIVE_VERSION", "LiveFeed", "LiveServer", 
 LIVE_PATH = "/hedge/live"
 """The feed's default path."""
 LIVE_VERSION = 1
-"""The version of the snapshot format (see ``docs/slo.md``)."""
+"""The version of the snapshot format (see ``docs/top.md``)."""
 KEPT_TURNS = 200
 KEPT_SECS = 3600.0
 """A provider is forgotten when no session has had it for this long, and no turn has asked it."""
-_ATTEMPT_FIELDS = (
-    *("provider", "launch_reason", "launched_secs", "ttft_secs", "outcome", "error_category"),
-)
 _OUTCOMES = ("won", "superseded", "failed", "interrupted")
 
 
@@ -181,26 +178,8 @@ class LiveFeed:
             self._outcomes[attempt.provider][attempt.outcome] += 1
             self._seen_at[attempt.provider, attempt.model] = self._clock()
         self._forget()
-        turn = {
-            "at": self._clock(),
-            "session": session,
-            "turn": report.turn,
-            "tier": report.tier,
-            "policy": policy,
-            "outcome": report.outcome,
-            "is_degraded": report.degraded_reason is not None,
-            "winner": report.winner,
-            "ttft_secs": report.ttft_secs,
-            "ttfs_secs": report.ttfs_secs,
-            "voice_to_voice_secs": None,
-            "queued_secs": report.queued_secs,
-            "filler_secs": None if report.filler is None else report.filler.spoken_secs,
-            "attempts": [
-                {field: getattr(attempt, field) for field in _ATTEMPT_FIELDS}
-                for attempt in report.attempts
-            ],
-        }
-        self._put(turn)
+        turn = {"at": self._clock(), "session": session, "policy": policy}
+        self._put({**turn, "voice_to_voice_secs": None, **dataclasses.asdict(report)})
 
     def _add_voice_to_voice(self, session: int, turn: TurnLatency) -> None:
         if not turn.reports or turn.voice_to_voice_secs is None:

@@ -12,7 +12,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
 
 from pipecat_hedge.policy.slo import Objective, Slo
 from pipecat_hedge.policy.slo_outcome import classify, classify_wait, has_left, is_degraded
@@ -31,13 +33,16 @@ __all__ = [
     "track",
 ]
 
-WINDOWS_SECS = (300.0, 3600.0, 21_600.0, 259_200.0)
-"""5 minutes, 1 hour, 6 hours, 3 days. A short and a long window together show whether an incident
-is still going on. The longest window is the error budget's."""
+WINDOWS_SECS = (300.0, 259_200.0)
+"""5 minutes show whether an incident is still going on; 3 days are the error budget's window."""
 SLOTS = 60
 """Slots per window: the window covers up to 1/60 less than its length, never more."""
 MAX_SLOS = 32
 """The least recently used SLO is dropped beyond this number."""
+
+
+_Count: TypeAlias = Annotated[int, Field(ge=0, le=10**11)]
+"""Annotations like this one bound what ``pipecat-hedge top`` accepts of a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +56,8 @@ class WindowCount:
     """
 
     window_secs: float
-    turns: int
-    bad: int
+    turns: _Count
+    bad: _Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +75,8 @@ class SloStatus:
     tier: Tier
     objective: Objective
     within_secs: float
-    share: float
-    windows: tuple[WindowCount, ...]
+    share: Annotated[float, Field(ge=0, lt=1)]
+    windows: Annotated[tuple[WindowCount, ...], Field(min_length=1)]
 
     @property
     def attainment(self) -> float | None:

@@ -12,14 +12,20 @@ from typing import TypeAlias
 
 from pipecat_hedge.race.reports import AttemptReport, FillerReport, TurnReport
 
-__all__ = ["Attributes", "attempt_attributes", "filler_attributes", "race_attributes"]
+__all__ = [
+    "Attributes",
+    "attempt_attributes",
+    "filler_attributes",
+    "race_attributes",
+    "usage_attributes",
+]
 
 Attribute: TypeAlias = str | int | float | bool
 Attributes: TypeAlias = dict[str, Attribute]
 
 _ATTEMPT_FIELDS = (
     *("provider", "launch_reason", "launch_detail", "launched_secs"),
-    *("outcome", "ttft_secs", "ttfs_secs", "usd"),
+    *("outcome", "ttft_secs", "ttfs_secs", "input_tokens", "output_tokens", "usd"),
 )
 _RACE_FIELDS = (
     *("winner", "outcome", "ttft_secs", "ttfs_secs", "commit_on", "commit_reason"),
@@ -39,14 +45,22 @@ def attempt_attributes(report: AttemptReport, number: int) -> Attributes:
         "hedge.attempt": number,
         "hedge.tokens_estimated": report.tokens_estimated or None,
         "error.type": report.error_category,
-        "gen_ai.usage.input_tokens": report.input_tokens,
-        "gen_ai.usage.output_tokens": report.output_tokens,
     }
     if report.stages is not None:
         stages = dataclasses.asdict(report.stages)
         attributes["gen_ai.response.time_to_first_chunk"] = stages.pop("first_token_secs")
         attributes |= {f"hedge.stage.{name}": value for name, value in stages.items()}
     return _without_none(attributes)
+
+
+def usage_attributes(report: AttemptReport) -> Attributes:
+    """Return an attempt's tokens under the names that backends add up over all spans."""
+    return _without_none(
+        {
+            "gen_ai.usage.input_tokens": report.input_tokens,
+            "gen_ai.usage.output_tokens": report.output_tokens,
+        }
+    )
 
 
 def race_attributes(report: TurnReport) -> Attributes:

@@ -35,12 +35,13 @@ def test_what_is_written_is_read() -> None:
 
 
 def test_a_log_of_before_the_renames_is_read(tmp_path: Path) -> None:
-    """Fields that were renamed, fields that came later, and fields of a later release."""
+    """Fields that were renamed, that came later, that are gone, and of a later release."""
     old = line(attempt(stages=cold(0.1)))
     old.update(order_reason="one turned slow", prior_share=0.25, of_a_later_release=[])
     del old["routing_reason"], old["prior_weight"], old["tier"], old["ttfs_secs"]
     stages = old["attempts"][0]["stages"]
     stages["is_cold"] = stages.pop("new_connection")
+    stages["server_secs"] = 0.1
     del old["attempts"][0]["sent_secs"], old["attempts"][0]["model"]
     rule = {"kind": "adaptive", "budget": 0.1, "worth_secs": 0.3, "deadline_secs": 0.8}
     rule["order"] = "given"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
-from pipecat_hedge.tools.top.feed import Fleet, Turn
+from pipecat_hedge.tools.top.feed import Fleet
 from pipecat_hedge.tools.top.screen import screen, turn_line
 from tests.tools.top.test_feed import answer, attempt, fleet_of, provider, slo, turn
 
@@ -89,8 +90,18 @@ def test_before_the_first_turn_it_says_what_to_do() -> None:
 
 
 def test_a_turn_in_one_line() -> None:
-    text = turn_line("here", Turn.model_validate_json(json.dumps(HEDGED)))
+    ((_, shown),) = fleet_of(answer(turns=[HEDGED])).turns()
+    text = turn_line("here", shown)
     assert text.endswith(
         "here call 1 turn 2 standard: answered, winner b, first token 910 ms, sentence 600 ms, "
         "voice to voice 1.20 s, a superseded; b won, hedge at 620 ms"
     )
+
+
+@given(st.text(st.characters(categories=["Cc", "Cf"]), min_size=1))
+def test_control_characters_do_not_reach_the_terminal(name: str) -> None:
+    turns = [turn(winner=name, attempts=[attempt(name)])]
+    fleet = fleet_of(answer(name=name, turns=turns, providers=[provider(name)]))
+    ((_, shown),) = fleet.turns()
+    for text in (*drawn(fleet, 132, 40), *drawn(fleet, 60, 40), turn_line(name, shown)):
+        assert text.isprintable()

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipecat_hedge.policy import AfterSilence, HedgePolicy, Slo, TurnRule
+from pipecat_hedge.policy import AfterSilence, HedgePolicy, TurnRule
 from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.analysis.comparison_rules import single_r
 from pipecat_hedge.tools.analysis.latency_files import Measured, Recorded, read_latencies
@@ -64,8 +64,8 @@ class Question:
         after_secs: Fixed delays to compare with; empty is the p95.
         budgets: Budgets of the adaptive policy to compare.
         deadline_secs: The latest time of a first token; None is as soon as possible.
-        slo: The SLO for the first token: adaptive policies are compared with and without it, and
-            turns within it are counted.
+        slo_secs: The SLO for the first token: adaptive policies are compared with and without it
+            as their target, and turns within it are counted.
         min_saving_secs: The least saving of a recommended extra request, in seconds.
         prompt_tokens: Tokens of a prompt, if not in the files.
         usd_per_mtok: US dollars per million ``(input, output)`` tokens, if not in the files.
@@ -84,7 +84,7 @@ class Question:
     after_secs: Sequence[float] = ()
     budgets: Sequence[float] = BUDGETS
     deadline_secs: float | None = None
-    slo: Slo | None = None
+    slo_secs: float | None = None
     min_saving_secs: float = 0.15
     prompt_tokens: float | None = None
     usd_per_mtok: tuple[float, float] | None = None
@@ -98,13 +98,8 @@ class Question:
         refused = [
             (self.attempts < 2, f"attempts must be at least 2 to hedge, got {self.attempts}"),
             (
-                self.slo is not None and self.deadline_secs is not None,
-                "deadline_secs and slo both set the time of an answer: give one of them",
-            ),
-            (
-                self.slo is not None and self.slo.ttft_secs is None,
-                "slo has no ttft_secs, and only first tokens are replayed: write "
-                "Slo(ttft_secs=0.8)",
+                self.slo_secs is not None and self.deadline_secs is not None,
+                "deadline_secs and slo_secs both set the time of an answer: give one of them",
             ),
             (
                 self.prompt_tokens is not None and not 0 < self.prompt_tokens < math.inf,
@@ -128,7 +123,7 @@ class Question:
     @property
     def due_secs(self) -> float | None:
         """The latest time of a first token, by the deadline or the SLO; None without one."""
-        return self.deadline_secs if self.slo is None else self.slo.ttft_secs
+        return self.deadline_secs if self.slo_secs is None else self.slo_secs
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,17 +302,17 @@ def _compared(question: Question, draws: Draws) -> list[tuple[str, HedgePolicy]]
         policies.append((policy.name, policy))
     single = single_r(0.99, 0.05, stall_secs=None)
     policies.append((single.name, single))
-    for slo in dict.fromkeys((None, question.slo)):
+    for target_secs in dict.fromkeys((question.deadline_secs, question.due_secs)):
         for budget in question.budgets:
             policy = HedgePolicy.adaptive(
                 budget,
                 attempts,
-                target_ttft_secs=question.deadline_secs,
-                slo=slo,
+                target_ttft_secs=target_secs,
                 min_saving_secs=question.min_saving_secs,
                 stall_secs=None,
             )
-            policies.append((policy.name, policy))
+            aim = "" if target_secs == question.deadline_secs else f" for {target_secs:g} s"
+            policies.append((f"{policy.name}{aim}", policy))
     return [*policies, *question.others]
 
 
@@ -534,8 +529,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--after", action="append", **secs, help="a fixed delay; repeatable (default: the p95)")
     add("--budget", action="append", **share, help="a budget of the adaptive policy; repeatable")
     add("--deadline", **secs, help="the latest time of a first token")
-    add("--slo", **secs, help="compare adaptive policies with this SLO for the first token, too")
-    add("--slo-share", default=0.95, **share, help="of turns within the SLO (default 0.95)")
+    add("--slo", **secs, help="compare adaptive policies with this SLO as their target, too")
     add("--min-saving", default=0.15, **secs, help="least saving of a request (default 0.15)")
     add("--unit", choices=("auto", "s", "ms", "us", "ns"), default="auto", help="of plain figures")
     add("--column", action="append", metavar="NAME", help="a latency column; repeatable")
@@ -553,9 +547,6 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         HedgeError: If it cannot be given.
     """
-    slo = None
-    if args.slo is not None:
-        slo = Slo(args.slo, ttfs_secs=None, voice_to_voice_secs=None, share=args.slo_share)
     question = Question(
         first=args.first,
         second=args.second,
@@ -563,7 +554,7 @@ def run(args: argparse.Namespace) -> int:
         after_secs=tuple(dict.fromkeys(args.after or ())),
         budgets=tuple(dict.fromkeys(args.budget or BUDGETS)),
         deadline_secs=args.deadline,
-        slo=slo,
+        slo_secs=args.slo,
         min_saving_secs=args.min_saving,
         prompt_tokens=args.prompt_tokens,
         usd_per_mtok=None if args.usd_per_mtok is None else tuple(args.usd_per_mtok),

@@ -19,7 +19,7 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-from pipecat_hedge.limits import parse_rate_limits
+from pipecat_hedge.limits import used_up_secs
 from pipecat_hedge.race import ConfigurationError, ServerLoad, TaskScope
 from pipecat_hedge.service import AttemptStats, Stages
 from pipecat_hedge.tools.proxy.request import ProxiedRequest
@@ -115,7 +115,7 @@ class Upstream(ABC):
         Args:
             request: The request.
             reply: Gets the response's status and headers before the first bytes.
-            stats: Gets the request's stages and rate limits.
+            stats: Gets the request's stages and responses.
 
         Raises:
             UpstreamRefused: If the status is no success.
@@ -181,7 +181,7 @@ class _Api(Upstream):
             self.was_reached = True
             await _record(stages, "receive_response_headers.complete")
             stages.record_headers(response.headers)
-            stats.record_response(parse_rate_limits(response.headers, time.time()))
+            stats.record_response(used_up_secs(response.headers, time.time()))
             if 300 <= response.status < 400:  # would lead the client, and what it sends, elsewhere
                 raise UpstreamRefused(response.status, {}, None)
             reply.status, reply.headers = response.status, _passed(response.headers)
@@ -378,7 +378,7 @@ class _Cloud(Upstream):
     def _has_replied(self, reply: Reply, stats: AttemptStats, content_type: str) -> None:
         self.was_reached = True
         reply.status, reply.headers = 200, {"content-type": content_type}
-        stats.record_response(None)
+        stats.record_response(0.0)
 
     async def reach(self) -> None:
         """Nothing: a cloud has no address to try without a request that costs money."""

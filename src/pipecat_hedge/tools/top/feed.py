@@ -1,208 +1,107 @@
-"""Reads the live feeds of bots: validates answers, polls and reconnects, merges several bots."""
+"""Reads the live feeds of bots: validates answers, polls and reconnects, merges several bots.
+
+What a bot reports is read into the dataclasses from which its feed was written.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from pipecat_hedge.race import ConfigurationError, HedgeError
-from pipecat_hedge.telemetry import LIVE_PATH, LIVE_VERSION
+from pipecat_hedge.policy import BudgetState
+from pipecat_hedge.race import ConfigurationError, HedgeError, ProviderState, TurnReport
+from pipecat_hedge.telemetry import LIVE_PATH, LIVE_VERSION, SloStatus
 
 KEPT_TURNS = 1000
 TIMEOUT_SECS = 5.0
 MAX_BYTES = 4_000_000
-"""The largest answer: about 6,000 turns. A feed keeps 200 by default."""
+"""The largest answer: about 2,000 turns. A feed keeps 200 by default."""
 
 
 class FeedError(HedgeError):
     """The answer is not a feed, or one of another version."""
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Replace control characters, which could control the terminal."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
-_Text = Annotated[str, AfterValidator(_printable)]
-_Number = Annotated[float, Field(ge=-1e11, le=1e11, allow_inf_nan=False)]
-_Positive = Annotated[float, Field(gt=0, le=1e11, allow_inf_nan=False)]
-_Count = Annotated[int, Field(ge=0, le=10**11)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn(TurnReport):
+    """One turn of a session; ``at`` is its end, in seconds since the epoch."""
+
+    at: Annotated[float, Field(ge=0, le=1e11)]
+    session: int
+    voice_to_voice_secs: float | None = None
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provider(ProviderState):
+    """One provider's state, and its requests."""
+
+    requests: int = 0
+    won: int = 0
+    superseded: int = 0
+    failed: int = 0
 
 
-class Attempt(_Part):
-    """One request of a turn."""
-
-    provider: _Text
-    launch_reason: _Text
-    launched_secs: _Number
-    outcome: _Text
-    error_category: _Text | None
-
-
-class Turn(_Part):
-    """One turn of a session."""
-
-    at: Annotated[_Number, Field(ge=0)]
-    session: _Count
-    turn: _Count
-    tier: _Text
-    outcome: _Text
-    is_degraded: bool
-    winner: _Text | None
-    ttft_secs: _Number | None
-    ttfs_secs: _Number | None
-    voice_to_voice_secs: _Number | None
-    attempts: list[Attempt]
-
-
-def _summed(one: BaseModel, other: BaseModel, *names: str) -> dict[str, Any]:
-    return {name: getattr(one, name) + getattr(other, name) for name in names}
-
-
-class Server(_Part):
-    """The load of a vLLM server."""
-
-    is_up: bool
-    waiting: _Count
-
-
-class Provider(_Part):
-    """One provider's state, limits and requests."""
-
-    provider: _Text
-    model: _Text | None
-    p50_secs: _Number
-    p95_secs: _Number
-    retry_after_secs: _Number
-    is_last: bool
-    server: Server | None
-    breaker: Literal["closed", "half_open", "open"]
-    in_flight: _Count
-    limit: _Count
-    requests: _Count
-    won: _Count
-    superseded: _Count
-    failed: _Count
-
-    @property
-    def key(self) -> object:
-        """What equal providers of several bots have in common."""
-        return self.provider, self.model
-
-    def merged(self, other: Provider) -> Provider:
-        """Merge two bots' views: counts are summed, the worst state is kept."""
-        worst = ("p50_secs", "p95_secs", "retry_after_secs", "is_last")
-        order = ("closed", "half_open", "open")
-        return self.model_copy(
-            update={
-                **_summed(self, other, "in_flight", "limit", "requests"),
-                **_summed(self, other, "won", "superseded", "failed"),
-                **{name: max(getattr(self, name), getattr(other, name)) for name in worst},
-                "breaker": max(self.breaker, other.breaker, key=order.index),
-            }
-        )
-
-
-class Budget(_Part):
-    """The hedge budget, in requests; a negative balance is debt."""
-
-    budget: _Number
-    balance: _Number
-    most_credit: _Number
-
-    @property
-    def key(self) -> object:
-        """What equal budgets of several bots have in common."""
-        return self.budget
-
-    def merged(self, other: Budget) -> Budget:
-        """Add up two bots' budgets."""
-        return self.model_copy(update=_summed(self, other, "balance", "most_credit"))
-
-
-class Window(_Part):
-    """The turns of one sliding window, and those that missed the SLO."""
-
-    window_secs: _Positive
-    turns: _Count
-    bad: _Count
-
-
-class Slo(_Part):
-    """One SLO, counted over sliding windows, shortest first."""
-
-    tier: _Text
-    objective: Literal["ttft", "ttfs", "voice_to_voice"]
-    within_secs: _Positive
-    share: Annotated[float, Field(ge=0, lt=1)]
-    windows: Annotated[tuple[Window, ...], Field(min_length=1, strict=False)]
-
-    @property
-    def key(self) -> object:
-        """What equal SLOs of several bots have in common."""
-        lengths = tuple(window.window_secs for window in self.windows)
-        return self.tier, self.objective, self.within_secs, self.share, lengths
-
-    def merged(self, other: Slo) -> Slo:
-        """Count the turns of two bots together."""
-        pairs = zip(self.windows, other.windows, strict=True)
-        windows = tuple(a.model_copy(update=_summed(a, b, "turns", "bad")) for a, b in pairs)
-        return self.model_copy(update={"windows": windows})
-
-    @property
-    def attainment(self) -> float | None:
-        """The share of good turns in the longest window; None without turns."""
-        last = self.windows[-1]
-        return 1 - last.bad / last.turns if last.turns else None
-
-    @property
-    def burns(self) -> list[float | None]:
-        """Each window's burn rate: the bad share over the allowed share.
-
-        After the Site Reliability Workbook, chapter 5.
-        """
-        return [w.bad / w.turns / (1 - self.share) if w.turns else None for w in self.windows]
-
-    @property
-    def budget_left(self) -> float:
-        """The remaining part of the longest window's error budget; negative if overspent."""
-        return 1 - (self.burns[-1] or 0.0)
-
-
-class Snapshot(_Part):
-    """One answer of a feed; ``docs/slo.md`` describes it."""
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One answer of a feed; ``docs/top.md`` describes it. Unknown fields are ignored."""
 
     version: Annotated[int, Field(ge=LIVE_VERSION, le=LIVE_VERSION)]
-    process: _Text
-    name: _Text
-    next: _Count
-    sessions: _Count
-    turns_since: _Number | None
-    turns: list[Turn]
-    providers: list[Provider]
-    budgets: list[Budget]
-    slos: list[Slo]
+    process: str
+    name: str
+    next: int
+    turns: tuple[Turn, ...]
+    sessions: int = 0
+    turns_since: float | None = None
+    providers: tuple[Provider, ...] = ()
+    budgets: tuple[BudgetState, ...] = ()
+    slos: tuple[SloStatus, ...] = ()
+
+    __pydantic_config__ = ConfigDict(strict=True, allow_inf_nan=False)
 
 
-P = TypeVar("P", Provider, Budget, Slo)
+_SNAPSHOT = TypeAdapter(Snapshot)
+T = TypeVar("T")
 
 
-def _merged(parts: Iterable[P]) -> list[P]:
-    found: dict[object, P] = {}
+def _grouped(parts: Iterable[T], key: Callable[[T], object]) -> list[list[T]]:
+    groups: dict[object, list[T]] = {}
     for part in parts:
-        found[part.key] = found[part.key].merged(part) if part.key in found else part
-    return list(found.values())
+        groups.setdefault(key(part), []).append(part)
+    return list(groups.values())
+
+
+def _sums(parts: Sequence[object], *names: str) -> dict[str, Any]:
+    return {name: sum(getattr(part, name) for part in parts) for name in names}
+
+
+def _merge_providers(parts: Sequence[Provider]) -> Provider:
+    """Merge several bots' views of a provider: counts are summed, the worst state is kept."""
+    worst = ("p50_secs", "p95_secs", "retry_after_secs", "is_last")
+    return replace(
+        parts[0],
+        **_sums(parts, "in_flight", "limit", "requests", "won", "superseded", "failed"),
+        **{name: max(getattr(part, name) for part in parts) for name in worst},
+        breaker=max((part.breaker for part in parts), key=("closed", "half_open", "open").index),
+    )
+
+
+def _merge_slos(parts: Sequence[SloStatus]) -> SloStatus:
+    """Count the turns of several bots together."""
+    windows = zip(*(part.windows for part in parts), strict=True)
+    summed = tuple(replace(same[0], **_sums(same, "turns", "bad")) for same in windows)
+    return replace(parts[0], windows=summed)
 
 
 @dataclass(eq=False)
@@ -244,7 +143,7 @@ class Bot:
             FeedError: If it is not a feed's answer; the bot is unchanged.
         """
         try:
-            snapshot = Snapshot.model_validate_json(body)
+            snapshot = _SNAPSHOT.validate_json(body)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
@@ -302,15 +201,24 @@ class Fleet:
 
     def providers(self) -> list[Provider]:
         """Return each provider and model once."""
-        return _merged(p for snapshot in self.snapshots for p in snapshot.providers)
+        parts = (provider for snapshot in self.snapshots for provider in snapshot.providers)
+        return [_merge_providers(same) for same in _grouped(parts, lambda p: (p.provider, p.model))]
 
-    def budgets(self) -> list[Budget]:
+    def budgets(self) -> list[BudgetState]:
         """Return the budgets; equal ones are summed."""
-        return _merged(b for snapshot in self.snapshots for b in snapshot.budgets)
+        parts = (budget for snapshot in self.snapshots for budget in snapshot.budgets)
+        equal = _grouped(parts, lambda budget: budget.budget)
+        return [replace(same[0], **_sums(same, "balance", "most_credit")) for same in equal]
 
-    def slos(self) -> list[Slo]:
+    def slos(self) -> list[SloStatus]:
         """Return the SLOs; equal ones are counted together."""
-        return _merged(s for snapshot in self.snapshots for s in snapshot.slos)
+
+        def key(slo: SloStatus) -> object:
+            lengths = tuple(window.window_secs for window in slo.windows)
+            return slo.tier, slo.objective, slo.within_secs, slo.share, lengths
+
+        parts = (slo for snapshot in self.snapshots for slo in snapshot.slos)
+        return [_merge_slos(same) for same in _grouped(parts, key)]
 
 
 def feed_url(address: str) -> str:
@@ -380,4 +288,4 @@ def _reason(error: Exception) -> str:
         return f"no answer in {TIMEOUT_SECS:g} s"
     cause = getattr(error, "os_error", error)
     text = str(getattr(cause, "strerror", None) or error) or type(error).__name__
-    return _printable(text.splitlines()[0])
+    return printable(text.splitlines()[0])

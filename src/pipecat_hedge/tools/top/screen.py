@@ -15,8 +15,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pipecat_hedge.telemetry import SloStatus
 from pipecat_hedge.tools.formatting import OBJECTIVES, UNKNOWN, secs
-from pipecat_hedge.tools.top.feed import Bot, Fleet, Provider, Slo, Turn
+from pipecat_hedge.tools.top.feed import Bot, Fleet, Provider, Turn, printable
 
 RECENT_SECS = 300.0
 MIN_TURN_ROWS = 3
@@ -65,7 +66,7 @@ def screen(fleet: Fleet, width: int, height: int, now: float) -> RenderableType:
 
 def turn_line(label: str, turn: Turn) -> str:
     """Render a turn in one line, for a pipe or a file."""
-    outcome = turn.outcome + (" degraded" if turn.is_degraded else "")
+    outcome = turn.outcome + ("" if turn.degraded_reason is None else " degraded")
     parts = [
         f"{_clock(turn)} {label} call {turn.session} turn {turn.turn} {turn.tier}: {outcome}",
         f"winner {turn.winner or 'none'}",
@@ -74,7 +75,7 @@ def turn_line(label: str, turn: Turn) -> str:
         f"voice to voice {secs(turn.voice_to_voice_secs)}",
         _attempts(turn),
     ]
-    return ", ".join(parts)
+    return printable(", ".join(parts))
 
 
 def _missing(bot: Bot, now: float) -> tuple[str, str]:
@@ -102,9 +103,9 @@ def _headline(fleet: Fleet, recent: Sequence[Turn], now: float) -> Text:
     return _line("top  " + " · ".join(parts), "bold")
 
 
-def _slos(slos: Sequence[Slo], width: int) -> Table:
+def _slos(slos: Sequence[SloStatus], width: int) -> Table:
     windows = slos[0].windows if slos else ()
-    columns: list[_Column[Slo]] = [
+    columns: list[_Column[SloStatus]] = [
         ("SLO", 0, True, lambda s: f"{s.tier}: {OBJECTIVES[s.objective]} ≤ {s.within_secs:g} s"),
         ("target", 52, False, lambda s: _percent(s.share)),
         ("kept", 0, False, _kept),
@@ -116,7 +117,7 @@ def _slos(slos: Sequence[Slo], width: int) -> Table:
     return _table(columns, slos, width)
 
 
-def _kept(slo: Slo) -> tuple[str, str]:
+def _kept(slo: SloStatus) -> tuple[str, str]:
     kept = slo.attainment
     return _percent(kept), _bad(kept is not None and kept < slo.share)
 
@@ -185,7 +186,7 @@ def _turns(fleet: Fleet, width: int, room: int) -> RenderableType:
 
 
 def _outcome(turn: Turn) -> tuple[str, str]:
-    if turn.is_degraded:
+    if turn.degraded_reason is not None:
         return "degraded", "bold red"
     return turn.outcome.removeprefix("answered_with_"), _STYLES.get(turn.outcome, "")
 
@@ -209,7 +210,7 @@ def _table(columns: Sequence[_Column[T]], rows: Sequence[T], width: int) -> Tabl
 
 
 def _line(text: str, style: str = "") -> Text:
-    return Text(text, style, no_wrap=True, overflow="ellipsis")
+    return Text(printable(text), style, no_wrap=True, overflow="ellipsis")
 
 
 def _attempts(turn: Turn) -> str:
@@ -237,7 +238,7 @@ def _percent(share: float | None) -> str:
 
 
 def _window(window_secs: float) -> str:
-    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+    for unit, length in (("d", 86_400), ("min", 60)):
         if window_secs >= length and window_secs % length == 0:
             return f"{window_secs / length:.0f} {unit}"
     return f"{window_secs:g} s"
