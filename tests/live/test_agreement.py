@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
 from pipecat_hedge.policy import Slo
-from pipecat_hedge.race import SHED, TIERS
+from pipecat_hedge.race import TIERS
 from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.telemetry import PrometheusRecorder
 from pipecat_hedge.tools.analysis import Report, read_logs, report_of
@@ -197,7 +197,7 @@ def agrees_with_ledger(
     for attempt in sent:
         # On a busy machine answers are late, which looks like a queue: a request may be shed after
         # it was sent.
-        if attempt["error_category"] in ("deadline", "stalled", "timeout", SHED):
+        if attempt["error_category"] in ("deadline", "stalled", "timeout"):
             withdrawn[attempt["provider"]] += 1
         else:
             ours[attempt["provider"], ends.get(attempt["outcome"], "failed")] += 1

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
 
-from pipecat_hedge.limits.permits import Rejected
-from pipecat_hedge.limits.provider_health import Permit
 from pipecat_hedge.service import Admission, ProviderStats
 from pipecat_hedge.tools.proxy import ProxyServer, ProxySettings
 from pipecat_hedge.tools.proxy import proxied_turn as turn_module
@@ -227,15 +226,15 @@ async def test_a_hedge_that_had_no_room_is_sent_when_there_is_some(
     wire: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside an upstream that never answers, nothing else would end the stream."""
-    permit, asked = Admission.permit, list[str]()
+    refusals, calls = Admission.refusals, itertools.count()
 
-    async def without_room_at_first(self: Admission, provider: str, *more: Any) -> Permit:
-        asked.append(provider)
-        if asked.count(provider) == 1 and provider == "race 1":
-            raise Rejected("race 1 has 10 of 10 requests in flight")
-        return await permit(self, provider, *more)
+    def without_room_at_first(self: Admission, providers: Iterable[str]) -> dict[str, str]:
+        is_first = next(calls) == 0
+        return (
+            {"race 1": "has 10 of 10 requests in flight"} if is_first else refusals(self, providers)
+        )
 
-    monkeypatch.setattr(Admission, "permit", without_room_at_first)
+    monkeypatch.setattr(Admission, "refusals", without_room_at_first)
     async with (
         faulty_upstream() as upstream,
         proxied(upstream, {"race": ("hang", "well")}, policy="race(2, probes=False)") as url,
@@ -243,4 +242,4 @@ async def test_a_hedge_that_had_no_room_is_sent_when_there_is_some(
     ):
         found = await ask(session, url, wire, f"{wire}:race")
         assert found == (200, b"".join(events(wire)), True)
-        assert asked == ["race 0", "race 1", "race 1"]
+        assert next(calls) > 1

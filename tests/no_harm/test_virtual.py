@@ -191,7 +191,6 @@ async def test_a_model_that_thinks_holds_no_turn_back(policy: HedgePolicy) -> No
     reports = [report for _, report in await calls(sessions, 12, pause_secs=2.0)]
     assert len(reports) == 30 * 12
     assert {report.outcome for report in reports} == {"answered"}
-    assert {report.queued_secs for report in reports} == {0.0}
     assert max(report.ttft_secs or NEVER for report in reports) < 6.1
 
 
@@ -297,7 +296,7 @@ async def test_an_event_loop_that_is_behind_only_drops_hedges(
         ("a", "primary"),
         ("b", "failure"),
     ]
-    assert (rescued.outcome, rescued.queued_secs) == ("answered", 0.0)
+    assert rescued.outcome == "answered"
 
 
 async def test_a_session_that_sheds_ends_a_turn_without_room() -> None:
@@ -313,5 +312,5 @@ async def test_a_session_that_sheds_ends_a_turn_without_room() -> None:
     assert (one.text, two.text) == (SORRY, "Yes, do come.")
     assert one.reports[0].attempts == ()
     assert "1 of 1 requests in flight" in (one.reports[0].degraded_reason or "")
-    assert one.reports[0].duration_secs == pytest.approx(3.0, abs=0.01)
+    assert one.reports[0].duration_secs == pytest.approx(0.0, abs=0.01)
     assert two.reports[0].ttft_secs == pytest.approx(TTFT_SECS)

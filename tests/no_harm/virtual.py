@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.limits.permit_queue import Ticket
+from pipecat_hedge.limits import Terms
 from pipecat_hedge.service.provider_stats import shared_stats
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
 from tests.service.builders import racing
@@ -61,8 +61,7 @@ def now() -> float:
 def request(name: str, verdict: Literal["busy", "failed"] | None = None) -> None:
     """Send a request to a provider; it has ended if there is a verdict."""
     health, at = shared_stats().health, now()
-    permit = health.acquire(Ticket("primary", "standard", at, (f"{name} | scripted",), at), at)
-    assert permit is not None
+    permit = health.issue(f"{name} | scripted", "primary", Terms(), at)
     if verdict is not None:
         health.release(permit, verdict, at)
 

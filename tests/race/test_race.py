@@ -10,7 +10,6 @@ import pytest
 
 from pipecat_hedge.policy import HedgePolicy
 from pipecat_hedge.race import (
-    SHED,
     AttemptError,
     InFlight,
     Launch,
@@ -23,7 +22,6 @@ from pipecat_hedge.race.attempt import STALLED, TIMED_OUT
 from pipecat_hedge.race.events import (
     AttemptFailed,
     AttemptFinished,
-    AttemptOpened,
     Cancel,
     Command,
     Commit,
@@ -46,7 +44,7 @@ from pipecat_hedge.race.events import (
 REFUSED = AttemptError("connectivity", "connection refused")
 REJECTED = AttemptError("authentication", "no such key", permanent=True)
 TRANSIENT = AttemptError("server", "503", is_transient=True)
-NO_ROOM = AttemptError(SHED, "no room within 1 s")
+FULL = HedgeEligibilityChanged({}, full=frozenset("b"))
 
 PRIMARY = Launch(0, "a", "primary")
 HEDGE = Launch(1, "b", "hedge")
@@ -258,64 +256,29 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
         (1.0, UsableToken(0)),
         (9.0, AttemptFinished(0), Commit(0, "whole_answer")),
     ),
-    # ---- attempts for which there is no room
-    "a rejected attempt does not count against the maximum": (
-        replace(IMPATIENT, timeout_secs=30.0),
-        (0.0, AttemptOpened(0)),
-        (3.0, TimerFired(), SILENCE),
-        (4.0, AttemptFailed(1, NO_ROOM)),
-        (5.0, TimerFired(), Launch(2, "b", "silence")),
-        (5.0, AttemptFailed(2, NO_ROOM)),
-        (5.9, TimerFired()),
-        (6.0, TimerFired(), Launch(3, "b", "silence")),
-        (6.5, UsableToken(3), Commit(3, "first_token"), Cancel(0, "superseded")),
-    ),
-    "a rejected attempt is retried at once when alone": (
+    # ---- a turn that sheds, without room
+    "a hedge waits for room": (
         AFTER,
-        (0.0, AttemptOpened(0)),
-        (0.6, TimerFired(), HEDGE),
-        (0.7, AttemptFailed(1, NO_ROOM)),
-        (0.8, AttemptFailed(0, REFUSED), Launch(2, "b", "failure")),
-        (0.9, AttemptFailed(2, NO_ROOM), Fail((("a", REFUSED), *[("b", NO_ROOM)] * 2))),
+        (0.1, FULL),
+        (0.6, TimerFired()),
+        (0.7, HedgeEligibilityChanged({})),
+        (0.7, TimerFired(), HEDGE),
     ),
-    "a lone rejected request is retried once": (
-        Setup(HedgePolicy.after(0.6, max_attempts=1), "a"),
-        (0.0, AttemptOpened(0)),
-        (0.7, AttemptFailed(0, NO_ROOM), Launch(1, "a", "failure")),
-        (1.7, AttemptFailed(1, NO_ROOM), Fail((("a", NO_ROOM),) * 2)),
+    "a failure without room ends the turn": (
+        AFTER,
+        (0.1, FULL),
+        (0.3, AttemptFailed(0, REFUSED), Fail((("a", REFUSED),))),
     ),
-    "attempts without permit do not keep the turn open": (
-        Setup(HedgePolicy.fallback(3), "abcde", stall_secs=3.0),
-        (0.0, AttemptOpened(0)),
-        (3.0, TimerFired(), SILENCE),
-        (3.1, AttemptFailed(0, REFUSED), Launch(2, "c", "failure")),
-        (4.0, AttemptFailed(1, NO_ROOM), Launch(3, "d", "failure")),
-        (4.1, AttemptFailed(2, NO_ROOM), Launch(4, "e", "failure")),
-        (4.2, AttemptFailed(4, NO_ROOM)),
-        (
-            4.3,
-            AttemptFailed(3, NO_ROOM),
-            Fail((("a", REFUSED), *[(n, NO_ROOM) for n in "bcde"])),
-        ),
-    ),
-    "a rejected hedge is followed by a hedge": (
+    "a failure is replaced where there is room": (
         OF_THREE,
-        (0.0, AttemptOpened(0)),
-        (0.6, TimerFired(), HEDGE),
-        (0.6, AttemptOpened(1)),
-        (0.7, AttemptFailed(1, NO_ROOM), Launch(2, "c", "hedge")),
+        (0.1, FULL),
+        (0.3, AttemptFailed(0, REFUSED), Launch(1, "c", "failure")),
     ),
-    "an excluded provider's rejected slot does not return": (
-        Setup(HedgePolicy.fallback(), "aab", stall_secs=3.0),
-        (0.0, AttemptOpened(0)),
-        (3.0, TimerFired(), Launch(1, "a", "silence")),
-        (4.0, AttemptFailed(1, NO_ROOM), Launch(2, "b", "failure")),
-        (4.1, AttemptFailed(0, REJECTED)),
-        (
-            4.2,
-            AttemptFailed(2, REFUSED),
-            Fail((*[], ("a", REJECTED), ("a", NO_ROOM), ("b", REFUSED))),
-        ),
+    "a request is repeated without room": (
+        RETRYING,
+        (0.1, HedgeEligibilityChanged({}, full=frozenset("a"))),
+        (1.0, AttemptFailed(0, TRANSIENT)),
+        (1.5, TimerFired(), Launch(1, "a", "failure")),
     ),
     # ---- when all have failed, transient failures are retried as the SDKs do
     "transient failures are retried after growing pauses": (

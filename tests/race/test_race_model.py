@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pipecat_hedge.policy import HedgePolicy
-from pipecat_hedge.race.errors import SHED, AttemptError
+from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.race.events import (
     AttemptFailed,
     AttemptFinished,
-    AttemptOpened,
     Cancel,
     Command,
     Commit,
@@ -55,7 +54,7 @@ _SLOTS = st.builds(
 )
 _ERRORS = st.builds(
     AttemptError,
-    st.sampled_from(["server", SHED]),
+    st.just("server"),
     st.just("message"),
     permanent=st.booleans(),
     retry_after_secs=st.one_of(st.none(), st.just(1.0)),
@@ -190,7 +189,7 @@ class RaceModel(RuleBasedStateMachine):
     @precondition(lambda self: self.launched)
     @rule(
         data=st.data(),
-        kind=st.sampled_from(["open", "token", "write", "speak", "tools", "finish", "fail"]),
+        kind=st.sampled_from(["token", "write", "speak", "tools", "finish", "fail"]),
         error=_ERRORS,
     )
     def an_attempt_speaks(self, data: st.DataObject, kind: str, error: AttemptError) -> None:
@@ -206,7 +205,6 @@ class RaceModel(RuleBasedStateMachine):
                 self.empty.add(attempt)
             self.live.discard(attempt)
         events: dict[str, Event] = {
-            "open": AttemptOpened(attempt),
             "token": UsableToken(attempt),
             "write": Progressed(attempt, self.now),
             "speak": SentenceReady(attempt),
@@ -232,18 +230,9 @@ class RaceModel(RuleBasedStateMachine):
         self._take(SentenceReady(attempt))
         self.time_passes(secs)
 
-    @rule()
-    def no_provider_has_room(self) -> None:
-        """A turn whose attempts are all rejected ends."""
-        most = 3 * (self.policy.max_attempts + len(self.candidates))
-        for _ in range(most):
-            waiting = [a for a in self.race.attempts if a.outcome is None]
-            if not waiting or any(a.is_sent for a in waiting):
-                return
-            self.live.discard(waiting[0].number)
-            self._take(AttemptFailed(waiting[0].number, AttemptError(SHED, "no room")))
-        left = [a for a in self.race.attempts if a.outcome is None]
-        assert not left or any(a.is_sent for a in left), "tried for ever"
+    @rule(names=st.frozensets(st.sampled_from("abc")))
+    def room_changes(self, names: frozenset[str]) -> None:
+        self._take(HedgeEligibilityChanged({}, full=names))
 
     @rule()
     def the_caller_interrupts(self) -> None:
@@ -253,10 +242,9 @@ class RaceModel(RuleBasedStateMachine):
 
     @invariant()
     def requests_are_bounded(self) -> None:
-        sent = len(self.launched) - sum(a.was_rejected for a in self.race.attempts)
         providers = len({slot.provider for slot in self.candidates})
         most = min(providers + self.policy.max_attempts - 1, len(self.candidates))
-        assert sent <= most + sum(slot.retries for slot in self.candidates)
+        assert len(self.launched) <= most + sum(slot.retries for slot in self.candidates)
 
     @invariant()
     def the_end_is_an_end(self) -> None:

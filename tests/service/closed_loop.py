@@ -42,7 +42,6 @@ def counted(stats: ProviderStats, service: HedgedLLMService) -> dict[str, Any]:
     states = service.provider_states()
     return {
         "in flight": [state.in_flight for state in states],
-        "waiting": stats.health.waiting,
         "sessions": stats.sessions,
     }
 
@@ -75,24 +74,23 @@ def garbage() -> dict[str, Any]:
     return counted(stats, racing(stats))
 
 
-def queue() -> dict[str, Any]:
-    """A caller who waits for room, and gets it after the loop was closed."""
+def room() -> dict[str, Any]:
+    """A caller who has the only room when the loop is closed, and one who comes after it."""
     stats = ProviderStats()
 
     def service() -> HedgedLLMService:
         member = Provider("a", ScriptedLLMService([Wait(0.2), Say("Yes.")]))
         return HedgedLLMService([member], stats=stats, admission="shed", max_in_flight=1)
 
-    services = [service(), service()]
-    closed_in_mid_turn(services, 0.02)
-    before = stats.health.waiting
+    first = service()
+    closed_in_mid_turn([first], 0.02)
 
     async def ask() -> str:
         async with Line(service()) as line:
             await line.ask()
             return line.text
 
-    return {"before": before, "then": asyncio.run(ask()), **counted(stats, services[0])}
+    return {"then": asyncio.run(ask()), **counted(stats, first)}
 
 
 def half_open() -> dict[str, Any]:
@@ -116,5 +114,5 @@ def half_open() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    scenarios = (mid_turn, drained_loser, garbage, queue, half_open)
+    scenarios = (mid_turn, drained_loser, garbage, room, half_open)
     print(json.dumps({each.__name__: each() for each in scenarios}))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NOTHING = {"waiting": 0, "sessions": 0}
+NOTHING = {"sessions": 0}
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +36,8 @@ def test_nothing_is_counted_of_a_service_that_is_garbage(found: dict[str, Any]) 
     assert found["garbage"] == {"in flight": [0, 0], **NOTHING}
 
 
-def test_next_caller_gets_the_room_and_the_place_in_the_queue(found: dict[str, Any]) -> None:
-    assert found["queue"] == {"before": 1, "then": "Yes.", "in flight": [0], **NOTHING}
+def test_next_caller_gets_the_room(found: dict[str, Any]) -> None:
+    assert found["room"] == {"then": "Yes.", "in flight": [0], **NOTHING}
 
 
 def test_half_open_provider_may_be_probed_again(found: dict[str, Any]) -> None:

@@ -17,13 +17,12 @@ from functools import partial
 
 from pipecat_hedge.limits.admission_controller import AdmissionController
 from pipecat_hedge.limits.fleet_advice import Finding, advise
-from pipecat_hedge.limits.permit_queue import MAX_WAIT_SECS, Ticket
+from pipecat_hedge.limits.permits import Permit, Terms
 from pipecat_hedge.limits.priority import WorkClass
-from pipecat_hedge.limits.provider_health import Permit
 from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.race import Tier
 from pipecat_hedge.service import AdmissionMode
-from pipecat_hedge.service.admission import AdmissionSettings, admission_settings
+from pipecat_hedge.service.admission import admission_terms, divided
 from tests.support.virtual import VirtualTime
 
 NAMES = ("a", "b", "c")
@@ -44,7 +43,6 @@ class Turn:
         asked_at: When the caller began to wait.
         session: Whose it is.
         left: The providers that may still be asked.
-        waited_secs: How long it has waited for room.
         is_probe: Whether it only tries a provider; its caller is answered by another request.
     """
 
@@ -53,7 +51,6 @@ class Turn:
     asked_at: float
     session: int
     left: tuple[str, ...] = NAMES
-    waited_secs: float = 0.0
     is_probe: bool = False
 
 
@@ -66,14 +63,12 @@ class Told:
         tier: Whose turn it was.
         secs: Until the first token, or until it failed.
         is_answered: Which of them it was.
-        waited_secs: How long of that it waited for room.
     """
 
     asked_at: float
     tier: Tier
     secs: float
     is_answered: bool
-    waited_secs: float
 
 
 @dataclass
@@ -151,66 +146,23 @@ class Fleet(VirtualTime):
         for name in NAMES:
             if health.claim_probe(name, self.now):
                 turn = Turn(process, tier, self.now, session, is_probe=True)
-                permit = health.acquire(
-                    replace(self._ticket(turn, "hedge", (name,)), probe=name), self.now
-                )
-                if permit is None:
-                    health.drop_probe(name, self.now)
-                else:
-                    self._send(turn, permit)
+                terms = self._terms(turn)
+                self._send(turn, health.issue(name, "hedge", terms, self.now, is_probe=True))
 
-    def _ticket(self, turn: Turn, work: WorkClass, names: tuple[str, ...]) -> Ticket:
-        settings: AdmissionSettings = admission_settings(self._mode, turn.tier, None, None)
-        if self._mode == "shed":
-            settings = settings.divided(len(self.processes))
+    def _terms(self, turn: Turn) -> Terms:
+        terms = replace(admission_terms(self._mode, turn.tier, None, None), session=turn.session)
+        if terms.sheds:
+            return divided(terms, len(self.processes))
         states = {self.processes[turn.process].state(name, self.now) for name in NAMES}
-        return Ticket(
-            work,
-            turn.tier,
-            max(turn.asked_at + MAX_WAIT_SECS, self.now + 1.0),
-            names,
-            self.now,
-            turn.session,
-            settings.bounds,
-            self._mode == "shed",
-            self._mode == "open" and "closed" not in states,
-        )
+        return replace(terms, ignores_breakers="closed" not in states)
 
     def _admit(self, turn: Turn, work: WorkClass) -> None:
-        health = self.processes[turn.process]
-        ticket = self._ticket(turn, work, turn.left)
-        if not turn.left:
-            self._fail(turn)
-            return
-        if (permit := health.acquire(ticket, self.now)) is not None:
-            self._send(turn, permit)
-            return
-        given: list[Permit] = []
-
-        def grant(permit: Permit) -> None:
-            given.append(permit)
-            turn.waited_secs += permit.waited_secs
-            self._at(self.now, partial(self._send, turn, permit))
-
-        if health.wait(ticket, grant, self.now) is not None:
+        health, terms = self.processes[turn.process], self._terms(turn)
+        name = health.first_choice(turn.left, work, terms, self.now) if turn.left else None
+        if name is None:
             self._fail(turn)
         else:
-            self._at(self.now + 0.1, partial(self._look_again, turn, ticket, given))
-
-    def _look_again(self, turn: Turn, ticket: Ticket, given: list[Permit]) -> None:
-        health = self.processes[turn.process]
-        reason = None if given else health.recheck(ticket, self.now)
-        if given:
-            return
-        if self.now < ticket.deadline and reason is None:
-            self._at(self.now + 0.1, partial(self._look_again, turn, ticket, given))
-            return
-        health.leave(ticket)
-        turn.waited_secs += self.now - ticket.joined_at
-        if ticket.sheds:
-            self._fail(turn)
-        else:
-            self._send(turn, health.force(ticket, self.now))
+            self._send(turn, health.issue(name, work, terms, self.now))
 
     def _send(self, turn: Turn, permit: Permit) -> None:
         turn.left = tuple(name for name in turn.left if name != permit.key)
@@ -253,7 +205,7 @@ class Fleet(VirtualTime):
 
     def _tell(self, turn: Turn, at: float, *, is_answered: bool) -> None:
         secs = at - turn.asked_at
-        self.told.append(Told(turn.asked_at, turn.tier, secs, is_answered, turn.waited_secs))
+        self.told.append(Told(turn.asked_at, turn.tier, secs, is_answered))
         think_secs = self._rng.uniform(3.0, 9.0)
         again = partial(self._ask, turn.process, turn.tier, turn.session)
         self._at(self.now + think_secs, again)

@@ -20,7 +20,6 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, ProviderStats, Slo
 from pipecat_hedge.race import (
-    SHED,
     AttemptReport,
     ConfigurationError,
     FillerReport,
@@ -97,12 +96,12 @@ def test_turns_and_attempts_are_counted(recorded: Recorded) -> None:
         stages=StageReport(new_connection=True),
     )
     won = attempt(launch_reason="hedge", model=None, input_tokens=100, output_tokens=9, usd=0.02)
-    recorder.record(turn(lost, won, ttft_secs=0.8, ttfs_secs=1.2, queued_secs=0.1))
+    recorder.record(turn(lost, won, ttft_secs=0.8, ttfs_secs=1.2))
     failed = attempt(ttft_secs=None, outcome="failed", error_category="server")
     timed_out = replace(failed, error_category="timeout", ended_secs=5.0)
-    rejected = replace(failed, launch_reason="failure", error_category=SHED, sent_secs=None)
+    unsent = replace(failed, launch_reason="failure", error_category="empty", sent_secs=None)
     unanswered = {"winner": None, "outcome": "failed", "ttft_secs": None, "ttfs_secs": None}
-    recorder.record(turn(failed, timed_out, rejected, tier="premium", **unanswered))
+    recorder.record(turn(failed, timed_out, unsent, tier="premium", **unanswered))
     recorder.record(turn(attempts=(), degraded_reason="no provider", **unanswered))
     expected: dict[tuple[str, ...], dict[Any, float]] = {
         ("turns_total", "outcome", "tier", "degraded"): {
@@ -114,7 +113,6 @@ def test_turns_and_attempts_are_counted(recorded: Recorded) -> None:
             ("a", "answered", "standard"): 0.8
         },
         ("turn_ttfs_seconds_sum", "provider"): {("a",): 1.2},
-        ("turn_queued_seconds_sum", "tier"): {("standard",): 0.1},
         ("attempts_total", "provider", "launch_reason", "outcome"): {
             ("slow", "primary", "superseded"): 1,
             ("a", "hedge", "won"): 1,
@@ -129,9 +127,9 @@ def test_turns_and_attempts_are_counted(recorded: Recorded) -> None:
         ("attempt_failures_total", "provider", "category"): {
             ("a", "server"): 1,
             ("a", "timeout"): 1,
-            ("a", SHED): 1,
+            ("a", "empty"): 1,
         },
-        ("rejected_total", "kind"): {("failure",): 1, ("turn",): 1},
+        ("rejected_total",): {(): 1},
         ("hedges_total", "provider", "result"): {("a", "won"): 1},
         ("attempt_ttft_seconds_sum", "provider", "outcome"): {("a", "won"): 0.3},
         ("attempt_censored_ttft_seconds_sum", "provider", "outcome", "launch_reason"): {
@@ -200,7 +198,7 @@ def test_rare_series_start_at_zero(recorded: Recorded) -> None:
 
     before = counted(zeros=True)
     cut = attempt(outcome="failed", error_category="stalled", input_tokens=9, output_tokens=2)
-    again = replace(cut, launch_reason="stall", launched_secs=2.0, error_category=SHED)
+    again = replace(cut, launch_reason="stall", launched_secs=2.0, error_category="empty")
     recorder.record(turn(cut, again, committed_secs=0.5, filler=FillerReport("slow", 1.2, "")))
     after = counted(zeros=False)
     assert len({name for name, _ in after}) == 5

@@ -1,8 +1,8 @@
 """Decides which providers a request may be sent to, from breakers, limits and ``Retry-After``.
 
-Hedges and warm-up prompts may be rejected. A caller's turn, or an inference that the host awaits,
-is delayed only while every candidate rejects requests for load; it is sent at its deadline at the
-latest. Only with ``admission="shed"`` do limits and open breakers end a turn.
+Hedges and warm-up prompts may be ineligible. A caller's turn, or an inference that the host awaits,
+is sent at once in any case, to the provider that can best take it. Only with ``admission="shed"``
+do limits and open breakers end a turn.
 
 One registry serves every session of a process. Its lock is held for microseconds, never during an
 await. It has no background task.
@@ -19,8 +19,9 @@ from collections.abc import Callable, Hashable, Iterable
 from pipecat_hedge.limits.circuit_breaker import DEFAULTS, BreakerState, CircuitBreakerSettings
 from pipecat_hedge.limits.concurrency_limit import OPEN_BOUNDS, LimitBounds
 from pipecat_hedge.limits.loop_holds import LoopHolds
-from pipecat_hedge.limits.permit_queue import RESERVED, PermitQueue, Ticket
-from pipecat_hedge.limits.provider_health import BreakerChange, Permit, ProviderHealth
+from pipecat_hedge.limits.permits import Permit, Terms
+from pipecat_hedge.limits.priority import WorkClass
+from pipecat_hedge.limits.provider_health import BreakerChange, ProviderHealth
 from pipecat_hedge.limits.server_queue import LoadReadings
 from pipecat_hedge.limits.shared_outage import SharedOutage
 from pipecat_hedge.limits.verdict import Verdict
@@ -37,7 +38,6 @@ QUEUE_ROOM = 20
 """How many more requests a server without a queue may get before its load is read again."""
 QUEUE_VALID_SECS = 2.0
 """How long a reading of a server's queue is valid."""
-ALL_BREAKERS_OPEN = "every breaker is open"
 
 
 class AdmissionController:
@@ -46,7 +46,7 @@ class AdmissionController:
     Attributes:
         lock: Protects the entries.
         loads: The readings of servers' load, shared with other processes.
-        holds: What is given back if its event loop is closed: permits, places, claims.
+        holds: What is given back if its event loop is closed: permits, claims.
     """
 
     def __init__(
@@ -68,8 +68,6 @@ class AdmissionController:
         self._breaker_settings: OrderedDict[str, CircuitBreakerSettings] = OrderedDict()
         self._changes: deque[BreakerChange] = deque(maxlen=100)
         self._outage = SharedOutage[Permit]()
-        self._queue = PermitQueue()
-        self._granted: dict[Ticket, Callable[[Permit], None]] = {}
         self._panics = 0
         self._attempts = LATENCY_PROBE_INTERVAL
         self._latency_probes: set[str] = set()
@@ -265,23 +263,20 @@ class AdmissionController:
 
     # ---- permits
 
-    @property
-    def waiting(self) -> int:
-        """How many requests wait for room."""
-        return len(self._queue)
-
-    def refusals(self, keys: Iterable[str], ticket: Ticket, now: float) -> dict[str, str]:
+    def refusals(
+        self, keys: Iterable[str], work: WorkClass, terms: Terms, now: float
+    ) -> dict[str, str]:
         """Which providers have no room for a request now, and why."""
         with self.lock:
-            found = ((key, self._refusal(key, ticket, now)) for key in keys)
+            found = ((key, self._refusal(key, work, terms, now)) for key in keys)
             return {key: reason for key, reason in found if reason is not None}
 
-    def reluctance(self, keys: Iterable[str], ticket: Ticket, now: float) -> dict[str, int]:
+    def reluctance(self, keys: Iterable[str], terms: Terms, now: float) -> dict[str, int]:
         """How much to avoid each provider for a caller's request now; 0 is not listed.
 
         Returns:
             1 without room or with a half-open breaker, 2 with an open breaker, 3 during a
-            ``Retry-After`` or rejections for load, or without room for a session that sheds.
+            ``Retry-After`` or rejections for load.
         """
         found: dict[str, int] = {}
         with self.lock:
@@ -291,65 +286,64 @@ class AdmissionController:
                     found[key] = 3
                 elif (state := self._state(key, now)) != "closed":
                     found[key] = 1 if state == "half_open" else 2
-                elif self._refusal(key, ticket, now) is not None:
-                    found[key] = 3 if ticket.sheds else 1
+                elif self._refusal(key, "rescue", terms, now) is not None:
+                    found[key] = 1
         return found
 
-    def rejection_reason(self, ticket: Ticket, now: float) -> str:
-        """Why none of a ticket's candidates has room now."""
-        refusals = self.refusals(ticket.candidates, ticket, now)
-        return (
-            ", ".join(f"{_name_of(key)} {reason}" for key, reason in refusals.items()) or "no room"
-        )
-
-    def acquire(self, ticket: Ticket, now: float) -> Permit | None:
-        """Acquire a permit at the first suitable candidate.
-
-        Returns:
-            The permit; None if the request must wait, or is rejected.
-        """
-        with self.lock:
-            return self._acquire(ticket, now)
-
-    def force(self, ticket: Ticket, now: float) -> Permit:
-        """Acquire a permit at the deadline, at the candidate that is available first."""
-        with self.lock:
-            return self._issue(self._ready_first(ticket), ticket, now)
-
-    def wait(self, ticket: Ticket, granted: Callable[[Permit], None], now: float) -> str | None:
-        """Queue for room.
+    def first_choice(
+        self, keys: Iterable[str], work: WorkClass, terms: Terms, now: float
+    ) -> str | None:
+        """The provider of a turn's first request.
 
         Args:
-            ticket: The request.
-            granted: Called once with a permit, from any thread and with the lock held.
+            keys: The candidates in order of preference; at least one.
+            work: The work class.
+            terms: The turn's terms.
             now: The time.
 
         Returns:
-            Why waiting is useless; or None, and ``leave`` must be called later.
+            The first with room. Without any, the first that rejects nothing, those with an open
+            breaker last; else the one whose ``Retry-After`` ends first. None if the turn sheds.
+        """
+        keys = list(keys)
+        with self.lock:
+            for key in keys:
+                if self._refusal(key, work, terms, now) is None:
+                    return key
+            if terms.sheds:
+                return None
+            places = {"closed": 0, "half_open": 1, "open": 2}
+
+            def rank(key: str) -> tuple[float, bool, int]:
+                entry = self.entry(key)
+                left_secs = max(entry.retry_after_until - now, 0.0)
+                return left_secs, entry.limit.is_refusing(now), places[self._state(key, now)]
+
+            return min(keys, key=rank)
+
+    def issue(
+        self, key: str, work: WorkClass, terms: Terms, now: float, *, is_probe: bool = False
+    ) -> Permit:
+        """Issue the permit of a request that is sent now. It must be released.
+
+        Args:
+            key: The provider.
+            work: The work class.
+            terms: The turn's terms.
+            now: The time.
+            is_probe: Whether the request probes a half-open provider, by a claim.
         """
         with self.lock:
-            if not self._is_worth_waiting_for(ticket, now):
-                return ALL_BREAKERS_OPEN
-            self._granted[ticket] = granted
-            self._queue.join(ticket)
-            return None
-
-    def recheck(self, ticket: Ticket, now: float) -> str | None:
-        """Grant what has become free with time, such as after a ``Retry-After``.
-
-        Returns:
-            Why further waiting is useless; or None.
-        """
-        with self.lock:
-            for key in ticket.candidates:
-                self._grant(key, now)
-            return None if self._is_worth_waiting_for(ticket, now) else ALL_BREAKERS_OPEN
-
-    def leave(self, ticket: Ticket) -> None:
-        """Stop waiting; also if the ticket was granted."""
-        with self.lock:
-            self._queue.leave(ticket)
-            self._granted.pop(ticket, None)
+            permit = Permit(key, now, is_probe)
+            self.entry(key).limit.acquire(
+                permit,
+                now,
+                session=terms.session,
+                bounds=terms.bounds if terms.has_first_token else None,
+                lag_secs=self._lag_secs(),
+            )
+            self._attempts += work != "warm_up"
+            return permit
 
     def record_first_token(
         self, permit: Permit, now: float, *, size_class: Hashable = None, is_sure: bool = True
@@ -411,88 +405,21 @@ class AdmissionController:
                 self._outage.add(host or permit.key, now, permit)
             else:
                 self._record(permit, verdict, now, age_secs, count)
-            if self._queue:
-                self._grant(permit.key, now)
 
     # ---- with the lock held
 
-    def _refusal(
-        self, key: str, ticket: Ticket, now: float, *, is_probe: bool = False
-    ) -> str | None:
+    def _refusal(self, key: str, work: WorkClass, terms: Terms, now: float) -> str | None:
         """Why a provider has no room for a request; None if it has."""
         entry = self.entry(key)
-        if not (is_probe or ticket.ignores_breakers) and self._state(key, now) != "closed":
+        if not terms.ignores_breakers and self._state(key, now) != "closed":
             return f"is excluded by its breaker ({entry.open_reason})"
-        if now < entry.retry_after_until and not is_probe:
+        if now < entry.retry_after_until:
             return f"has sent Retry-After, {entry.retry_after_until - now:.2g} s left"
         if now < entry.used_up_until:
             return f"has its rate limit used up for {entry.used_up_until - now:.2g} s"
-        limit = entry.limit
-        if self._queue and self._queue.is_behind(ticket, key):
-            return f"has {limit.reason(now, ticket.bounds)} and others waiting"
-        if not limit.has_room(now, ticket.bounds, reserved=RESERVED.get(ticket.work, 0.0)):
-            return f"has {limit.reason(now, ticket.bounds)}"
+        if not entry.limit.has_room(now, terms.bounds, reserved=terms.reserved(work)):
+            return f"has {entry.limit.reason(now, terms.bounds)}"
         return None
-
-    def _acquire(self, ticket: Ticket, now: float) -> Permit | None:
-        probe = ticket.probe
-        for key in ticket.candidates:
-            is_probe = key == probe
-            if is_probe and len(ticket.candidates) > 1:
-                continue
-            if self._refusal(key, ticket, now, is_probe=is_probe) is None:
-                return self._issue(key, ticket, now, is_probe=is_probe)
-        if ticket.is_optional:
-            return None
-        if all(self.entry(key).retry_after_until > ticket.deadline for key in ticket.candidates):
-            return self._issue(self._ready_first(ticket), ticket, now)  # waiting would not help
-        if ticket.sheds:
-            return None
-        # Only a provider's own rejection makes a caller wait. A provider whose
-        # breaker is open comes last.
-        for state in ("closed", "half_open", "open"):
-            for key in ticket.candidates:
-                entry = self.entry(key)
-                if self._state(key, now) == state and not (
-                    now < entry.retry_after_until
-                    or entry.limit.is_refusing(now)
-                    or self._queue.is_behind(ticket, key)
-                ):
-                    return self._issue(key, ticket, now, is_probe=key == probe)
-        return None
-
-    def _ready_first(self, ticket: Ticket) -> str:
-        return min(ticket.candidates, key=lambda key: self.entry(key).retry_after_until)
-
-    def _issue(self, key: str, ticket: Ticket, now: float, *, is_probe: bool = False) -> Permit:
-        permit = Permit(key, now, is_probe, now - ticket.joined_at)
-        limit = self.entry(key).limit
-        bounds = ticket.bounds if ticket.has_first_token else None
-        limit.acquire(permit, now, session=ticket.session, bounds=bounds, lag_secs=self._lag_secs())
-        self._attempts += 1
-        return permit
-
-    def _grant(self, key: str, now: float) -> None:
-        """Grant a provider's free permits to the waiting requests, in order."""
-        is_full = False
-        for ticket in self._queue.waiting_for(key):
-            if is_full and ticket.sheds:
-                continue
-            permit = self._acquire(ticket, now)
-            if permit is not None:
-                self._queue.leave(ticket)
-                self._granted.pop(ticket)(permit)
-            elif not ticket.sheds:
-                return
-            else:
-                is_full = True  # for tickets that shed; others may still have room
-
-    def _is_worth_waiting_for(self, ticket: Ticket, now: float) -> bool:
-        return (
-            not ticket.sheds
-            or ticket.ignores_breakers
-            or any(self._state(key, now) == "closed" for key in ticket.candidates)
-        )
 
     def _record(
         self, permit: Permit, verdict: Verdict, at: float, age_secs: float, count: int

@@ -14,7 +14,7 @@ from pipecat_hedge.limits.concurrency_limit import ConcurrencyLimit
 from pipecat_hedge.limits.fleet_advice import Advice, Finding
 from pipecat_hedge.limits.verdict import Verdict
 
-__all__ = ["BreakerChange", "Permit", "ProviderHealth"]
+__all__ = ["BreakerChange", "ProviderHealth"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,27 +28,6 @@ class BreakerChange:
 
     key: str
     event: BreakerEvent
-
-
-@dataclass(slots=True, eq=False)
-class Permit:
-    """One request in flight.
-
-    Parameters:
-        key: The provider.
-        acquired_at: When it was acquired.
-        is_probe: Whether it probes a half-open provider.
-        waited_secs: How long the request waited for it.
-        is_active: Whether it has not been released yet.
-        has_token: Whether the answer has begun.
-    """
-
-    key: str
-    acquired_at: float
-    is_probe: bool = False
-    waited_secs: float = 0.0
-    is_active: bool = True
-    has_token: bool = False
 
 
 class ProviderHealth:

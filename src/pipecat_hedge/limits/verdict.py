@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from pipecat_hedge.race.attempt import MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
-from pipecat_hedge.race.errors import INCOMPLETE_CALL, SHED, AttemptError
+from pipecat_hedge.race.errors import INCOMPLETE_CALL, AttemptError
 
 __all__ = ["Verdict", "classify"]
 
@@ -34,7 +34,7 @@ def classify(
         error = attempt.error
     if error is None:
         return "answered" if has_answered else "dropped"
-    if error.category in (SHED, INCOMPLETE_CALL):
+    if error.category == INCOMPLETE_CALL:
         return "dropped"
     if error.is_busy:
         return "busy"

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from pipecat_hedge.race.attempt import Attempt
 from pipecat_hedge.race.continuation import Continuation
 from pipecat_hedge.race.errors import (
-    SHED,
     AllProvidersFailed,
     AttemptError,
     ConfigurationError,
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from pipecat_hedge.race.task_scope import TaskScope
 
 __all__ = [
-    "SHED",
     "TIERS",
     "AllProvidersFailed",
     "Attempt",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipecat_hedge.race.errors import SHED, AttemptError
+from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.race.events import AttemptOutcome, LaunchReason, Slot
 
 __all__ = ["EMPTY_ANSWER", "MISSED_DEADLINE", "STALLED", "TIMED_OUT", "UNSURE_LAG_SECS", "Attempt"]
@@ -25,7 +25,6 @@ class Attempt:
         reason: Why it was launched.
         detail: The launch rule's reason, if it was consulted.
         launched_at: When it was launched, in the race's clock.
-        opened_at: When its request was sent, or None.
         stall_secs: The silence after which another provider gets a request, or None.
         timeout_secs: The silence after which it counts as failed, or None.
         first_token_at: When its first usable token came, or None.
@@ -53,7 +52,6 @@ class Attempt:
         "last_token_at",
         "launched_at",
         "number",
-        "opened_at",
         "outcome",
         "progressed_at",
         "provider",
@@ -81,7 +79,6 @@ class Attempt:
         self.reason: LaunchReason = reason
         self.detail = detail
         self.launched_at = launched_at
-        self.opened_at: float | None = None
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
         self.calling_at: float | None = None
@@ -103,16 +100,6 @@ class Attempt:
     def has_sign(self) -> bool:
         """Whether anything came: an answer, reasoning, or a tool call's arguments."""
         return self.first_token_at is not None or self.progressed_at is not None
-
-    @property
-    def is_sent(self) -> bool:
-        """Whether its request was sent. An attempt that waits for a permit has none."""
-        return self.opened_at is not None
-
-    @property
-    def was_rejected(self) -> bool:
-        """Whether there was no room for it, so that no request was sent."""
-        return self.error is not None and self.error.category == SHED
 
     @property
     def last_usable_at(self) -> float:

@@ -19,7 +19,6 @@ from pipecat_hedge.race.events import (
     AttemptEvent,
     AttemptFailed,
     AttemptFinished,
-    AttemptOpened,
     Cancel,
     CancelCause,
     Command,
@@ -71,10 +70,6 @@ class AttemptSink(Generic[T]):
         self._driver = driver
         self._attempt = attempt
         self._token = UsableToken(attempt)
-
-    async def opened(self) -> None:
-        """Report that the request was sent."""
-        await self._driver.handle(self._attempt, None, AttemptOpened(self._attempt))
 
     async def piece(self, piece: T, *, usable: bool) -> None:
         """Report a piece of the answer.

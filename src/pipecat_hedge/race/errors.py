@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 __all__ = [
     "INCOMPLETE_CALL",
-    "SHED",
     "AllProvidersFailed",
     "AttemptError",
     "ConfigurationError",
@@ -17,8 +16,6 @@ __all__ = [
 
 INCOMPLETE_CALL = "incomplete_call"
 """The category of an answer that was cut off within a tool call."""
-SHED = "shed"
-"""The category of an attempt that was rejected for want of room, so that no request was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +24,7 @@ class AttemptError:
 
     Parameters:
         category: The value of Pipecat's ``ErrorCategory`` (``"rate_limit"``, ``"server"``, …),
-            ``"empty"`` for an answer without a usable token, or ``"shed"`` for an attempt that was
-            rejected for want of room.
+            or ``"empty"`` for an answer without a usable token.
         message: The service's message. May quote the provider; never logged at INFO or above.
         permanent: Whether the same request will fail again until something is changed.
         is_of_prompt: Whether a permanent error is that of this prompt (400, 413, 422), and not of
@@ -87,14 +83,11 @@ class AllProvidersFailed(HedgeError):
             causes: A pair ``(provider, error)`` per attempt, in the order of launch. Empty if no
                 request was sent.
             broke_off: Whether an answer had begun and was not continued.
-            reason: Why no request was sent, if that is so. Defaults to the rejection's message if
-                every attempt was rejected.
+            reason: Why no request was sent, if that is so.
         """
         self.causes = tuple(
             (provider, replace(error, message="", exception=None)) for provider, error in causes
         )
-        if not reason and causes and all(error.category == SHED for _, error in causes):
-            reason = causes[-1][1].message
         self.reason = reason
         details = ", ".join(f"{provider}: {error.category}" for provider, error in self.causes)
         summary = (

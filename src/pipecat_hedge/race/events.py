@@ -38,13 +38,6 @@ class TurnConfirmed:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptOpened:
-    """The attempt's request was sent."""
-
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
 class UsableToken:
     """The attempt produced answer text."""
 
@@ -107,28 +100,24 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True)
 class HedgeEligibilityChanged:
-    """Which providers get no hedge from now on. Replaces the previous event of this type.
+    """What providers can take from now on. Replaces the previous event of this type.
 
     Parameters:
         reasons: Why a provider gets no hedge, by its name.
         reluctance: How much to avoid a provider for replacements, by its name. The lowest is
             preferred; a provider that is not listed has 0.
         slow: The providers that answer other requests now: slow, not silent.
+        full: The providers that get no further request, because the turn sheds.
     """
 
     reasons: Mapping[str, str]
     reluctance: Mapping[str, int] = field(default_factory=dict[str, int])
     slow: frozenset[str] = frozenset()
+    full: frozenset[str] = frozenset()
 
 
 AttemptEvent: TypeAlias = (
-    AttemptOpened
-    | UsableToken
-    | ToolsCalled
-    | SentenceReady
-    | Progressed
-    | AttemptFinished
-    | AttemptFailed
+    UsableToken | ToolsCalled | SentenceReady | Progressed | AttemptFinished | AttemptFailed
 )
 TurnEvent: TypeAlias = TurnStarted | TurnConfirmed | Interrupted | TimerFired
 Event: TypeAlias = TurnEvent | AttemptEvent | HedgeEligibilityChanged

@@ -24,7 +24,6 @@ from pipecat_hedge.race.errors import AttemptError, HedgeError
 from pipecat_hedge.race.events import (
     AttemptFailed,
     AttemptFinished,
-    AttemptOpened,
     AttemptOutcome,
     Cancel,
     CancelCause,
@@ -66,7 +65,7 @@ RETRY_AFTER_MAX_SECS = 60.0
 SLOW_TIMES = 2.0
 """A provider that answers other requests is slow: its silence takes this many times as long."""
 RECHECK_SECS = 0.1
-"""How soon to check again whether a hedge that no provider could take can be sent."""
+"""How soon to check again whether a request that no provider could take can be sent."""
 
 REPLACEMENT_SECS = 3.0
 """How long a replacement may be silent before a broken answer ends, without ``stall_secs``."""
@@ -137,7 +136,6 @@ class Race:
         """
         self._slots = SlotQueue(candidates, max_attempts, probe)
         self._replaces_silent = max_attempts > 1
-        self._slow: frozenset[str] = frozenset()
         self._rule = rule
         self._commit_on = commit_on
         self._deadline_secs = deadline_secs
@@ -219,8 +217,7 @@ class Race:
             IllegalEvent: If the event cannot happen now.
         """
         if isinstance(event, HedgeEligibilityChanged):
-            self._slots.refuse(event.reasons, event.reluctance)
-            self._slow = event.slow
+            self._slots.standing = event
             return ()
         if isinstance(event, (TurnStarted, TurnConfirmed, TimerFired, Interrupted)):
             self._react(self._TURN_TABLE, event)(self, now)
@@ -276,9 +273,6 @@ class Race:
         pass
 
     # ---- events of an attempt
-
-    def _open(self, attempt: Attempt, now: float) -> None:
-        attempt.opened_at = now
 
     def _token(self, attempt: Attempt, now: float) -> None:
         if attempt.first_token_at is None:
@@ -344,15 +338,10 @@ class Race:
 
     def _replace(self, attempt: Attempt, now: float) -> None:
         self._end(attempt, "failed", now)
-        live = self._live()
-        if attempt.was_rejected and (attempt.is_sent or any(other.is_sent for other in live)):
-            self._slots.release(attempt.slot, now)
-        elif attempt.first_token_at is None and attempt.error is not EMPTY_ANSWER:
+        if attempt.first_token_at is None and attempt.error is not EMPTY_ANSWER:
             self._slots.refund()
         self._exclude(attempt)
-        self._readmit(now)
-        needs_replacement = not (attempt.was_rejected and attempt.reason == "hedge" and live)
-        if self._slots and needs_replacement:
+        if self._slots:
             self._launch("failure", now)
         self._reconsider(now)
 
@@ -377,10 +366,6 @@ class Race:
         attempt = self._make_attempt(len(self._attempts), slot, reason, now, detail)
         self._attempts.append(attempt)
         self._commands.append(Launch(attempt.number, attempt.provider, reason, detail))
-
-    def _readmit(self, now: float) -> None:
-        if self._slots.room_at is not None:
-            self._slots.readmit(now, ignore_delay=not self._live())
 
     def _reconsider(self, now: float) -> None:
         """Apply what is due by now and set the next wake time."""
@@ -418,13 +403,6 @@ class Race:
             self._cancel_live("deadline", "failed", now)
             self._fail()
             return
-        give_up_at = self._give_up_at()
-        if give_up_at is not None and give_up_at <= now:
-            for attempt in self._live():
-                attempt.error = TIMED_OUT
-            self._cancel_live("stall", "failed", now)
-            self._fail()
-            return
         for attempt in self._live():
             expires, error = self._expiry(attempt)
             if expires is None or expires > now:
@@ -439,9 +417,14 @@ class Race:
             self._end(attempt, "failed", now)
             if attempt.first_token_at is None:
                 self._slots.refund()
-            self._readmit(now)
             if self._slots:
                 self._launch("failure", now)
+        give_up_at = self._give_up_at()
+        if give_up_at is not None and give_up_at <= now:
+            for attempt in self._live():
+                attempt.error = TIMED_OUT
+            self._cancel_live("stall", "failed", now)
+            self._fail()
 
     def _expiry(self, attempt: Attempt) -> tuple[float | None, AttemptError]:
         """When an attempt's silence becomes an error, and which error.
@@ -467,8 +450,8 @@ class Race:
     def _launch_due(self, now: float) -> None:
         """Launch what is due, and set the time of the next launch."""
         self._repeat_failed(now)
-        self._readmit(now)
-        self._wake_by(self._slots.room_at)
+        if self._slots.standing.full:
+            self._wake_by(now + RECHECK_SECS)
         if self._is_speculative and self._phase is Phase.WAITING:
             self._launch_reason = "the caller's turn may go on"
             return
@@ -524,7 +507,7 @@ class Race:
             return None
         if attempt.first_token_at is not None:
             return _after(max(attempt.last_progress_at, self._counts_from), attempt.stall_secs)
-        times = SLOW_TIMES if attempt.provider in self._slow else 1.0
+        times = SLOW_TIMES if attempt.provider in self._slots.standing.slow else 1.0
         secs = attempt.slot.silent_secs
         since = max(attempt.calling_at or attempt.launched_at, self._counts_from)
         return None if secs is None else since + times * secs
@@ -653,19 +636,16 @@ class Race:
 
     # In Phase.OVER every attempt has ended, and events of ended attempts are ignored.
     _ATTEMPT_TABLE: Final = {
-        (Phase.WAITING,    AttemptOpened):   _open,
         (Phase.WAITING,    UsableToken):     _token_while_waiting,
         (Phase.WAITING,    SentenceReady):   _sentence_while_waiting,
         (Phase.WAITING,    ToolsCalled):     _tools_while_waiting,
         (Phase.WAITING,    AttemptFinished): _finish_while_waiting,
         (Phase.WAITING,    AttemptFailed):   _replace,
-        (Phase.COMMITTED,  AttemptOpened):   _open,
         (Phase.COMMITTED,  UsableToken):     _token,
         (Phase.COMMITTED,  SentenceReady):   _sentence,
         (Phase.COMMITTED,  ToolsCalled):     _tools,
         (Phase.COMMITTED,  AttemptFinished): _complete,
         (Phase.COMMITTED,  AttemptFailed):   _break_off,
-        (Phase.RESCUING,   AttemptOpened):   _open,
         (Phase.RESCUING,   UsableToken):     _token_while_waiting,
         (Phase.RESCUING,   SentenceReady):   _sentence_while_waiting,
         (Phase.RESCUING,   ToolsCalled):     _tools_while_waiting,

@@ -188,10 +188,9 @@ class TurnReport:
             without a winner.
         confirmed_secs: To the end of the caller's turn, if the race began before it, on an eager
             end of turn; None otherwise. The caller waits from then on.
-        queued_secs: How long the first request waited for room; part of every other time here.
         degraded_reason: With ``admission="shed"``, why no request was sent, so that the caller got
-            the policy's ``fallback_text`` at once: every breaker is open, or no provider had room
-            in time. Also which providers failed and why, if the caller heard a part of an answer
+            the policy's ``fallback_text`` at once: every breaker is open, or no provider had room.
+            Also which providers failed and why, if the caller heard a part of an answer
             and then the ``fallback_text``; ``ttft_secs`` is then that part's.
         tier: The session's tier: ``premium``, ``standard`` or ``economy``.
         known_answer: What knew the answer, such as ``exact`` or ``faq``, so that no provider was
@@ -215,7 +214,6 @@ class TurnReport:
     filler: FillerReport | None = None
     committed_secs: float | None = None
     confirmed_secs: float | None = None
-    queued_secs: float = 0.0
     degraded_reason: str | None = None
     tier: Tier = "standard"
     known_answer: str | None = None

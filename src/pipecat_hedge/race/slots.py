@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from pipecat_hedge.race.events import LaunchReason, Slot
+from pipecat_hedge.race.events import HedgeEligibilityChanged, LaunchReason, Slot
 
-__all__ = ["SLOT_RETRY_SECS", "SlotQueue"]
-
-SLOT_RETRY_SECS = 1.0
-"""How soon to try again after a provider had no room: concurrency limits change within a second."""
+__all__ = ["SlotQueue"]
 
 
 class SlotQueue:
@@ -31,31 +28,25 @@ class SlotQueue:
         self._spare = attempts
         self._refunds = len({slot.provider for slot in candidates}) - 1
         self._probe = probe
-        self._refusals: Mapping[str, str] = {}
-        self._reluctance: Mapping[str, int] = {}
-        self._deferred: list[tuple[float, Slot]] = []
+        self.standing = HedgeEligibilityChanged({})
 
     def __bool__(self) -> bool:
         """Whether another request may be made now."""
-        return self._spare > 0 and bool(self._slots)
+        return self._spare > 0 and self._has_room
 
     @property
-    def room_at(self) -> float | None:
-        """When a rejected slot may be used again; None if there is none."""
-        return self._deferred[0][0] if self._deferred else None
+    def _has_room(self) -> bool:
+        full = self.standing.full
+        return any(slot.provider not in full for slot in self._slots) if full else bool(self._slots)
 
     @property
     def refusal(self) -> str | None:
         """Why no remaining provider takes a hedge; None if one does."""
-        if not self._refusals:
+        if not self.standing.reasons:
             return None
         provider = self.next("hedge").provider
-        reason = self._refusals.get(provider)
+        reason = self.standing.reasons.get(provider)
         return None if reason is None else f"no hedge: {provider} {reason}"
-
-    def refuse(self, reasons: Mapping[str, str], reluctance: Mapping[str, int]) -> None:
-        """Set which providers take no hedge; see ``HedgeEligibilityChanged``."""
-        self._refusals, self._reluctance = reasons, reluctance
 
     def next(self, reason: LaunchReason) -> Slot:
         """The slot that ``take`` would return. The queue must not be empty."""
@@ -69,12 +60,6 @@ class SlotQueue:
     def exclude(self, provider: str) -> None:
         """Remove all slots of a provider."""
         self._slots = [slot for slot in self._slots if slot.provider != provider]
-        self._deferred = [entry for entry in self._deferred if entry[1].provider != provider]
-
-    def release(self, slot: Slot, now: float) -> None:
-        """Return the slot of a rejected attempt. It may be used again after ``SLOT_RETRY_SECS``."""
-        self._spare += 1
-        self._deferred.append((now + SLOT_RETRY_SECS, slot))
 
     def refund(self) -> None:
         """Allow one more attempt in place of one that does not count."""
@@ -85,7 +70,7 @@ class SlotQueue:
     @property
     def has_refund(self) -> bool:
         """Whether another request may be made if one of those made does not count."""
-        return bool(self._slots) and self._refunds > 0
+        return self._has_room and self._refunds > 0
 
     def refund_silent(self) -> None:
         """Allow a request beside a silent one, which does not count if there is no other left."""
@@ -97,29 +82,24 @@ class SlotQueue:
         self._slots += slots
         self._spare += len(slots)
 
-    def readmit(self, now: float, *, ignore_delay: bool) -> None:
-        """Make returned slots available whose delay is over.
-
-        Args:
-            now: The time.
-            ignore_delay: Make all of them available.
-        """
-        while self._deferred and (ignore_delay or self._deferred[0][0] <= now):
-            self._slots.append(self._deferred.pop(0)[1])
-
     def _index(self, reason: LaunchReason) -> int:
         """The index of the next slot.
 
         A hedge takes the first provider that accepts hedges, or else the first one. A replacement
-        takes the least reluctant provider; the probed provider comes after healthy ones.
+        takes the least reluctant provider; the probed provider comes after healthy ones. A provider
+        without room comes last: it may be asked only to repeat a request.
         """
-        if reason == "primary" or not (self._refusals or self._reluctance or self._probe):
+        standing = self.standing
+        if reason == "primary" or not (
+            standing.reasons or standing.reluctance or standing.full or self._probe
+        ):
             return 0
 
-        def reluctance(index: int) -> int:
+        def rank(index: int) -> tuple[bool, int]:
             provider = self._slots[index].provider
             if reason == "hedge":
-                return provider in self._refusals
-            return max(self._reluctance.get(provider, 0), provider == self._probe)
+                return provider in standing.full, provider in standing.reasons
+            reluctance = max(standing.reluctance.get(provider, 0), provider == self._probe)
+            return provider in standing.full, reluctance
 
-        return min(range(len(self._slots)), key=reluctance)
+        return min(range(len(self._slots)), key=rank)

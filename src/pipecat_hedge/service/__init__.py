@@ -1,6 +1,6 @@
 """The hedged LLM service: one processor in the pipeline, several providers behind it."""
 
-from pipecat_hedge.service.admission import Admission, AdmissionMode, AdmissionSettings
+from pipecat_hedge.service.admission import Admission, AdmissionMode
 from pipecat_hedge.service.attempt_runner import AttemptRunner, ProviderAttempt
 from pipecat_hedge.service.attempt_stats import AttemptStats
 from pipecat_hedge.service.candidates import Candidates, ProviderMember, choose_candidates
@@ -22,7 +22,6 @@ __all__ = [
     "CONTINUE",
     "Admission",
     "AdmissionMode",
-    "AdmissionSettings",
     "AttemptRunner",
     "AttemptStats",
     "Candidates",

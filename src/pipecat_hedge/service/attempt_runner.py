@@ -1,4 +1,4 @@
-"""Runs a turn's attempts: acquires a permit, sends the request, reports the outcome.
+"""Runs a turn's attempts: sends the request, reports the outcome, releases the permit.
 
 One ``ProviderAttempt`` holds all of an attempt's state. A spoken turn and a one-shot inference
 differ only in how a request is sent (``Send``).
@@ -9,19 +9,18 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import math
 import random
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeAlias, TypeVar
 
-from pipecat_hedge.limits.permits import Rejected
+from pipecat_hedge.limits.loop_holds import Hold
+from pipecat_hedge.limits.permits import Permit
 from pipecat_hedge.limits.priority import WorkClass, working_as
-from pipecat_hedge.limits.provider_health import Permit
 from pipecat_hedge.limits.verdict import Verdict, classify
 from pipecat_hedge.policy.provider_latency import size_class
 from pipecat_hedge.race.attempt import UNSURE_LAG_SECS, Attempt
 from pipecat_hedge.race.driver import AttemptSink, RaceDriver
-from pipecat_hedge.race.errors import SHED, AllProvidersFailed, AttemptError
+from pipecat_hedge.race.errors import AllProvidersFailed, AttemptError
 from pipecat_hedge.race.events import (
     Commit,
     Continue,
@@ -61,7 +60,8 @@ class ProviderAttempt(Attempt):
     Attributes:
         stats: What it has produced.
         adapter: The instance that carries it; None until it is sent.
-        permit: Its permit; None until it has one.
+        permit: Its permit.
+        hold: Gives the permit back if the event loop is closed.
         sent_at: When it was passed to the service, or None.
         closed_at: When its request was closed, or None.
         is_probing: Whether it has lost and runs on to its first token, as a latency probe.
@@ -76,6 +76,7 @@ class ProviderAttempt(Attempt):
         "adapter",
         "closed_at",
         "has_claim",
+        "hold",
         "is_probing",
         "is_silent",
         "is_unmeasured",
@@ -86,25 +87,25 @@ class ProviderAttempt(Attempt):
     )
 
     def __init__(
-        self, number: int, slot: Slot, reason: LaunchReason, launched_at: float, detail: str | None
+        self,
+        number: int,
+        slot: Slot,
+        reason: LaunchReason,
+        launched_at: float,
+        detail: str | None,
+        permit: Permit,
     ):
         """Record a launch."""
         super().__init__(number, slot, reason, launched_at, detail)
         self.stats = AttemptStats()
         self.adapter: Instance | None = None
-        self.permit: Permit | None = None
+        self.permit = permit
+        self.hold: Hold | None = None
         self.sent_at: float | None = None
         self.closed_at: float | None = None
         self.is_probing = self.has_claim = self.is_unmeasured = False
         self.probe_alarm: asyncio.TimerHandle | None = None
         self.is_silent = False
-
-    @property
-    def was_queued(self) -> bool:
-        """Whether it waited for a permit, so that its times say nothing about its provider."""
-        if self.permit is None:
-            return True
-        return self.reason != "primary" and self.permit.waited_secs > 0
 
     @property
     def was_withdrawn(self) -> bool:
@@ -169,8 +170,8 @@ class AttemptRunner(Generic[T, A]):
         self.attempts: list[ProviderAttempt] = []
         self.failure: AllProvidersFailed | None = None
 
-    async def admit(self, *, stall_secs: float | None = None) -> bool:
-        """Acquire the first permit and create the race.
+    def admit(self, *, stall_secs: float | None = None) -> bool:
+        """Choose the first provider and create the race.
 
         Args:
             stall_secs: The stall time of all providers, and the longest silence before another one
@@ -180,23 +181,17 @@ class AttemptRunner(Generic[T, A]):
             Whether a request may be sent.
         """
         candidates, admission = self._planner.candidates, self._admission
-        try:
-            name = await admission.admit(candidates, self._work)
-        except Rejected as rejected:
-            self.failure = AllProvidersFailed((), reason=str(rejected))
-            return False
+        name = admission.first_choice(candidates, self._work)
         if name is None:
             self.failure = AllProvidersFailed((), reason=admission.reason)
             return False
-        # The permit may be for another provider than the plan's first.
+        # It may be another provider than the plan's first.
         order = sorted(candidates, key=lambda member: member.provider.name != name)
         self.race = self._new_race(order, stall_secs)
         return True
 
     def _new_race(self, order: list[ProviderMember[A]], stall_secs: float | None) -> Race:
-        plan, policy, deadline_secs = self._planner.plan, self._policy, self._policy.deadline_secs
-        if deadline_secs is not None:
-            deadline_secs = max(deadline_secs - self._admission.queued_secs, 0.0)
+        plan, policy = self._planner.plan, self._policy
         candidates = slots(order, policy, plan.known)
         if stall_secs is not None:
             candidates = [
@@ -214,7 +209,7 @@ class AttemptRunner(Generic[T, A]):
             plan.rule,
             max_attempts=policy.max_attempts + (probe is not None),
             commit_on=self._planner.commit_on,
-            deadline_secs=deadline_secs,
+            deadline_secs=policy.deadline_secs,
             probe=probe,
             jitter=random.random(),
             is_speculative=self.is_speculative,
@@ -224,7 +219,9 @@ class AttemptRunner(Generic[T, A]):
     def _new_attempt(
         self, number: int, slot: Slot, reason: LaunchReason, launched_at: float, detail: str | None
     ) -> ProviderAttempt:
-        attempt = ProviderAttempt(number, slot, reason, launched_at, detail)
+        permit = self._admission.issue(slot.provider, self._work_of(number, reason))
+        attempt = ProviderAttempt(number, slot, reason, launched_at, detail, permit)
+        attempt.hold = self._admission.holds.add(functools.partial(self._abandon, attempt))
         attempt.stats.keeps_text = self.losers == "drain"
         self.attempts.append(attempt)
         return attempt
@@ -260,6 +257,9 @@ class AttemptRunner(Generic[T, A]):
         try:
             await driver.run(self._loop.time())
         finally:
+            for attempt in self.attempts:
+                if attempt.sent_at is None and attempt.closed_at is None:  # was not begun
+                    self._end(attempt, None)
             if self._admission.holds.drop(hold):
                 self._planner.plan.close()
                 self._learn()
@@ -282,8 +282,7 @@ class AttemptRunner(Generic[T, A]):
         for attempt in self.attempts:
             if attempt.first_token_at is None and attempt.progressed_at is None:
                 attempt.progressed_at = attempt.stats.stages.deltas.delta_at
-        measured = [attempt for attempt in self.attempts if not attempt.was_queued]
-        self._planner.learn(measured, {a.number for a in self.attempts if a.is_probing})
+        self._planner.learn(self.attempts, {a.number for a in self.attempts if a.is_probing})
 
     @property
     def winner(self) -> ProviderAttempt | None:
@@ -330,46 +329,29 @@ class AttemptRunner(Generic[T, A]):
 
     async def _run_attempt(self, launch: Launch, sink: AttemptSink[T]) -> None:
         attempt = self.attempts[launch.attempt]
-        work = self._work_of(attempt)
-        try:
-            attempt.permit = await self._admission.permit(
-                attempt.provider, work, self._max_wait_secs(attempt)
-            )
-        except Rejected as rejected:
-            sink.failed(AttemptError(SHED, str(rejected)))
-            return
         error: AttemptError | None = None
-        hold = self._admission.holds.add(functools.partial(self._abandon, attempt))
         try:
             self._observe(attempt)
             adapter = self._take_instance(attempt)
             self._report_sent(launch, attempt)
-            with working_as(work):
+            with working_as(self._work_of(attempt.number, attempt.reason)):
                 await self._send(launch, attempt, sink, adapter)
         except Exception as e:
             error = exception_error(e, has_begun=attempt.stats.has_begun)
             sink.failed(error)
             raise
         finally:
-            if self._admission.holds.drop(hold):
-                self._close(attempt, attempt.stats.error or error)
+            self._end(attempt, attempt.stats.error or error)
 
-    def _work_of(self, attempt: ProviderAttempt) -> WorkClass:
-        if attempt.reason == "hedge":
+    def _end(self, attempt: ProviderAttempt, error: AttemptError | None) -> None:
+        hold, attempt.hold = attempt.hold, None
+        if hold is not None and self._admission.holds.drop(hold):
+            self._close(attempt, error)
+
+    def _work_of(self, number: int, reason: LaunchReason) -> WorkClass:
+        if reason == "hedge":
             return "hedge"
-        if self._work == "background" or all(
-            a.was_rejected for a in self.attempts[: attempt.number]
-        ):
-            return self._work
-        return "rescue"
-
-    def _max_wait_secs(self, attempt: ProviderAttempt) -> float:
-        """How long an attempt may wait for a permit: half of its time is left for the answer."""
-        left = math.inf if attempt.timeout_secs is None else attempt.timeout_secs
-        race = self.race
-        if race is not None and race.winner is None and race.deadline_at is not None:
-            left = min(left, race.deadline_at - self._loop.time())
-        return left / 2
+        return self._work if number == 0 or self._work == "background" else "rescue"
 
     def _take_instance(self, attempt: ProviderAttempt) -> A:
         idle = self._idle[attempt.provider]
@@ -383,14 +365,13 @@ class AttemptRunner(Generic[T, A]):
         attempt.sent_at = self._loop.time()
         is_waiting = self.race is not None and self.race.winner is None
         self._planner.plan.launched(launch, attempt.sent_at, is_waiting=is_waiting)
-        if not attempt.was_queued and not self._planner.whole_answers:
+        if not self._planner.whole_answers:
             self._planner.sent(attempt)
 
     def _observe(self, attempt: ProviderAttempt) -> None:
         """Record an attempt's first token and a used-up rate limit as they come."""
         if self._planner.whole_answers:
             return
-        assert attempt.permit is not None
         attempt.stats.on_answer = functools.partial(self._on_first_token, attempt)
         attempt.stats.on_used_up = functools.partial(self._admission.set_used_up, attempt.permit)
         attempt.is_unmeasured = attempt.provider == self._planner.plan.probe or (
@@ -401,7 +382,6 @@ class AttemptRunner(Generic[T, A]):
             attempt.probe_alarm = self._loop.call_later(OBSERVED_SECS, self._end_probe, attempt)
 
     def _on_first_token(self, attempt: ProviderAttempt) -> None:
-        assert attempt.permit is not None
         self._mark_simulated()
         size = size_class(self._planner.prompt_tokens)
         attempt.lag_secs = self._admission.record_first_token(attempt.permit, size)
@@ -431,7 +411,6 @@ class AttemptRunner(Generic[T, A]):
         """Release the permit with the outcome."""
         now = attempt.closed_at = self._loop.time()
         stats, permit = attempt.stats, attempt.permit
-        assert permit is not None
         has_answered = stats.completed and stats.has_answer
         verdict = classify(failure, has_answered=has_answered, attempt=attempt)
         if attempt.probe_alarm is not None:
@@ -440,8 +419,8 @@ class AttemptRunner(Generic[T, A]):
             verdict = self._learn_from_probe(attempt, failure, verdict, now)
         if failure is not None and failure.retry_after_secs is not None:
             self._admission.set_retry_after(permit, failure.retry_after_secs)
-        is_lost = attempt.outcome == "superseded" and not self._planner.whole_answers
-        was_overtaken = is_lost and not stats.has_answer
+        is_lost = attempt.outcome == "superseded" and attempt.sent_at is not None
+        was_overtaken = is_lost and not (stats.has_answer or self._planner.whole_answers)
         self._admission.release(
             permit,
             verdict,
@@ -453,7 +432,6 @@ class AttemptRunner(Generic[T, A]):
 
     def _abandon(self, attempt: ProviderAttempt) -> None:
         """Give back what an attempt holds whose event loop was closed. Nothing is learned of it."""
-        assert attempt.permit is not None
         if attempt.is_probing:
             self._admission.release_latency_probe(attempt.provider)
         self._planner.forget(attempt)
@@ -477,7 +455,7 @@ class AttemptRunner(Generic[T, A]):
 
     def _was_late(self, attempt: ProviderAttempt) -> bool:
         """Whether a losing attempt took long, or lost to one that was sent later."""
-        if self._admission.lag_secs >= UNSURE_LAG_SECS or attempt.permit is None:
+        if self._admission.lag_secs >= UNSURE_LAG_SECS:
             return False  # its answer may have come but not been read yet
         won_at, sent_at = None if self.winner is None else self.winner.sent_at, attempt.sent_at
         if won_at is not None and sent_at is not None and won_at > sent_at:
@@ -495,17 +473,18 @@ class AttemptRunner(Generic[T, A]):
         reasons, by_server = self._admission.refusals(names), hedge_refusals(self._idle, first)
         reluctance = self._admission.reluctance(names)
         slow = self._planner.slow(self.attempts, self._loop.time())
-        if not (reasons or by_server or reluctance or slow):
+        full = self._admission.full(names)
+        if not (reasons or by_server or reluctance or slow or full):
             return ALL_ELIGIBLE
         for name in by_server:
             reluctance[name] = max(reluctance.get(name, 0), 1)
-        return HedgeEligibilityChanged(reasons | by_server, reluctance, slow)
+        return HedgeEligibilityChanged(reasons | by_server, reluctance, slow, full)
 
     def _runs_on(self, number: int) -> bool:
         """Whether an attempt that has just lost runs on, as a latency probe or to be drained.
 
-        One that still waits for a permit does not. For one that does, a second connection is opened
-        for the next turn.
+        One that was not sent yet does not. For one that does, a second connection is opened for the
+        next turn.
         """
         attempt = self.attempts[number]
         if attempt.adapter is None:

@@ -9,7 +9,6 @@ from typing import Generic, Literal, Protocol
 from typing_extensions import TypeVar
 
 from pipecat_hedge.limits.admission_controller import AdmissionController
-from pipecat_hedge.limits.permit_queue import MAX_WAIT_SECS
 from pipecat_hedge.limits.server_queue import hedge_refusal, is_last_resort, load_rank
 from pipecat_hedge.policy.backends import Backend, key_of
 from pipecat_hedge.policy.hedge_policy import HedgePolicy
@@ -134,11 +133,10 @@ def choose_candidates(
 ) -> Candidates[A]:
     """The providers that a turn may use.
 
-    A provider with a ``Retry-After`` comes last, and only if it ends soon or all others have one,
-    too. An open breaker puts its provider last, without hedges. One half-open provider is a probe
-    beside a healthy one. If every breaker is open, the turn is planned as if all were closed (panic
-    mode) and the first choices of such turns are spread over the providers. Servers that report
-    that they are down or overloaded come last.
+    Those with a ``Retry-After`` come last. An open breaker puts its provider last, without hedges.
+    One half-open provider is a probe beside a healthy one. If every breaker is open, the turn is
+    planned as if all were closed (panic mode) and the first choices of such turns are spread over
+    the providers. Servers that report that they are down or overloaded come last.
 
     Args:
         usable: The providers in the given order, with their usable instances.
@@ -159,11 +157,11 @@ def choose_candidates(
     by_retry_after = sorted(range(len(usable)), key=lambda n: retry_after_secs[n])
     available = [n for n in by_retry_after if not retry_after_secs[n]]
     eligible = available or by_retry_after
-    soon = [n for n in by_retry_after if available and 0 < retry_after_secs[n] <= MAX_WAIT_SECS]
+    later = by_retry_after[len(available) :] if available else []
     closed = [n for n in eligible if states[n] == "closed"]
     half_open = [n for n in available if states[n] == "half_open"]
     probe = next((n for n in half_open if health.claim_probe(keys[n], now)), None)
-    has_closed = closed or any(states[n] == "closed" for n in soon)
+    has_closed = closed or any(states[n] == "closed" for n in later)
     if sheds and not has_closed:
         if probe is not None:
             return Candidates((usable[probe],), by_name, usable[probe])
@@ -175,7 +173,7 @@ def choose_candidates(
         first = health.count_panic_turn() % len(eligible) if available else 0
         spread = [*eligible[first:], *eligible[:first]]
         spread.sort(key=lambda n: is_last_resort(loads[n]))
-        spread += soon
+        spread += later
         return Candidates(tuple(usable[n] for n in spread), by_name, in_panic=True)
     last: dict[str, str] = {}
     for n in by_retry_after:
@@ -186,7 +184,7 @@ def choose_candidates(
         elif states[n] != "closed" and n != probe:
             last[usable[n].provider.name] = f"has an {states[n].replace('_', '-')} breaker"
     found = [
-        usable[n] for n in [*eligible, *soon] if not sheds or states[n] == "closed" or n == probe
+        usable[n] for n in [*eligible, *later] if not sheds or states[n] == "closed" or n == probe
     ]
     half_open_member = None if probe is None else usable[probe]
     return Candidates(tuple(found), by_name, half_open_member, last=last)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
-import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,7 +38,6 @@ from pipecat.utils.errors import ErrorCategory
 from pipecat.utils.types import is_given
 
 from pipecat_hedge.limits.loop_lag import is_real
-from pipecat_hedge.limits.permit_queue import MAX_WAIT_SECS
 from pipecat_hedge.policy.arguments import refuse_unknown
 from pipecat_hedge.policy.hedge_policy import HedgePolicy, slo_of
 from pipecat_hedge.policy.slo import Slo
@@ -55,7 +53,7 @@ from pipecat_hedge.race.reports import (
 )
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service import composition
-from pipecat_hedge.service.admission import Admission, AdmissionMode, admission_settings
+from pipecat_hedge.service.admission import Admission, AdmissionMode, admission_terms, divided
 from pipecat_hedge.service.candidates import Candidates
 from pipecat_hedge.service.events import EventHub
 from pipecat_hedge.service.inference import Inference
@@ -88,9 +86,6 @@ KNOWN = Question("", False, "", False)
 """Stands for a turn that was answered from what is known."""
 KNOWN_WITHIN_SECS = 0.1
 """How long what knows answers may take; then a provider is asked."""
-BACKGROUND_WAIT_SECS = 30.0
-"""How long a one-shot inference waits while every provider rejects requests: no caller waits for
-it."""
 
 
 class HedgedLLMService(LLMService):
@@ -206,7 +201,7 @@ class HedgedLLMService(LLMService):
             )
         self._token_budget = budget_of(token_budget, tier)
         tracer = composition.race_tracer(own_spans=own_spans)
-        admitted = admission_settings(admission, tier, min_in_flight, max_in_flight)
+        admitted = admission_terms(admission, tier, min_in_flight, max_in_flight)
         if settings is not None and is_given(settings.model):
             raise ConfigurationError(
                 "settings.model cannot be shared by several providers: set the model on each "
@@ -218,7 +213,7 @@ class HedgedLLMService(LLMService):
         self._shared_settings = settings
         self._members = ProviderPool(providers, self._stats.health)
         self._rejections, self._inference_rejections = Rejections(), Rejections()
-        self._admission_settings = admitted
+        self._terms = admitted
         self._tracer = tracer
         self._runs_on: asyncio.AbstractEventLoop | None = None
         self._advertising = False
@@ -266,7 +261,7 @@ class HedgedLLMService(LLMService):
         except RuntimeError:  # outside of a loop: the clock of asyncio's own loops
             now = time.monotonic()
         members, rejections = self._members, self._rejections
-        bounds = self._admission_settings.bounds
+        bounds = self._terms.bounds
         return tuple(
             state_of(
                 member,
@@ -281,7 +276,7 @@ class HedgedLLMService(LLMService):
     @property
     def tier(self) -> Tier:
         """The priority of this service's turns."""
-        return self._admission_settings.tier
+        return self._terms.tier
 
     @property
     def slo(self) -> Slo | None:
@@ -453,7 +448,7 @@ class HedgedLLMService(LLMService):
             prompt_tokens = min(prompt_tokens, most)
         now = asyncio.get_running_loop().time()
         candidates = self._candidates(now, self._rejections, choice.first)
-        admission = self._admission(candidates, MAX_WAIT_SECS)
+        admission = self._admission(candidates)
         try:
             planner = TurnPlanner(
                 self._policy,
@@ -584,26 +579,13 @@ class HedgedLLMService(LLMService):
                 logger.warning(f"{self}: {source.name} keeps nothing: {type(error).__name__}")
 
     def _admission(
-        self,
-        candidates: Candidates[ServiceAdapter],
-        wait_secs: float,
-        *,
-        has_first_token: bool = True,
+        self, candidates: Candidates[ServiceAdapter], *, has_first_token: bool = True
     ) -> Admission:
-        end_secs = self._policy.deadline_secs
-        settings = self._admission_settings
-        if settings.mode == "shed" and self._stats.fleet is not None:
-            settings = settings.divided(self._stats.fleet.processes)
         stats = self._stats
-        return Admission(
-            stats.health,
-            candidates,
-            settings,
-            stats.loop_watch,
-            wait_secs,
-            end_secs=math.inf if end_secs is None else end_secs,
-            has_first_token=has_first_token,
-        )
+        terms = dataclasses.replace(self._terms, has_first_token=has_first_token)
+        if terms.sheds and stats.fleet is not None:
+            terms = divided(terms, stats.fleet.processes)
+        return Admission(stats.health, candidates, terms, stats.loop_watch)
 
     def _candidates(
         self, now: float, rejections: Rejections, first: Sequence[str] = ()
@@ -612,7 +594,7 @@ class HedgedLLMService(LLMService):
         return self._members.candidates(
             now,
             self._order.of(first),
-            sheds=self._admission_settings.mode == "shed",
+            sheds=self._terms.sheds,
             rejections=rejections,
             is_given=bool(first) or self._policy.has_given_order,
         )
@@ -679,7 +661,7 @@ class HedgedLLMService(LLMService):
         """
         now = asyncio.get_running_loop().time()
         candidates = self._candidates(now, self._inference_rejections)
-        admission = self._admission(candidates, BACKGROUND_WAIT_SECS, has_first_token=False)
+        admission = self._admission(candidates, has_first_token=False)
         options = {
             "max_tokens": max_tokens,
             "system_instruction": system_instruction,
@@ -724,8 +706,7 @@ class HedgedLLMService(LLMService):
         """
         members = self._members.warm(
             context or context_of(self),
-            self._admission_settings.tier,
-            self._admission_settings.bounds,
+            dataclasses.replace(self._terms, has_first_token=False),
             self._stats.loop_watch.refusal,
         )
         await asyncio.gather(members, prepare(self._answers))

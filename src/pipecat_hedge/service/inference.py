@@ -58,7 +58,7 @@ class Inference:
             AllProvidersFailed: If there is no answer.
         """
         runner = self._runner
-        if await runner.admit(stall_secs=WHOLE_ANSWER_SECS):
+        if runner.admit(stall_secs=WHOLE_ANSWER_SECS):
             async with TaskScope() as scope:
                 await runner.run(scope, self._deliver, self._released)
         if runner.failure is not None:

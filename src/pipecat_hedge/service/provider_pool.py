@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 from pipecat.adapters.llm.schemas.direct_function import DirectFunction
@@ -18,10 +18,7 @@ from pipecat.services.llm_service import FunctionCallRegistryItem
 from pipecat.services.settings import LLMSettings
 
 from pipecat_hedge.limits.admission_controller import AdmissionController
-from pipecat_hedge.limits.concurrency_limit import LimitBounds
-from pipecat_hedge.limits.permit_queue import Ticket
-from pipecat_hedge.limits.permits import LoopLag, permit_for
-from pipecat_hedge.race.reports import Tier
+from pipecat_hedge.limits.permits import Rejected, Terms
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.candidates import Candidates, ProviderMember, choose_candidates
 from pipecat_hedge.service.provider import Provider
@@ -118,7 +115,7 @@ class ProviderPool:
         await asyncio.gather(*(adapter.setup(setup) for adapter in self.adapters))
 
     async def warm(
-        self, context: LLMContext | None, tier: Tier, bounds: LimitBounds, loop_lag: LoopLag
+        self, context: LLMContext | None, terms: Terms, refusal: Callable[[], str | None]
     ) -> None:
         """Prepare every member for the first turn, independently.
 
@@ -127,14 +124,13 @@ class ProviderPool:
 
         Args:
             context: The conversation so far; None if it is unknown.
-            tier: The session's tier.
-            bounds: Bounds of a provider's limit.
-            loop_lag: Returns why the event loop is too far behind.
+            terms: The session's terms.
+            refusal: Returns why the event loop is too far behind; None if it is not.
         """
         async with TaskScope() as scope:
             tasks = [
                 scope.start(
-                    self._warm(entry, adapter, context, tier, bounds, loop_lag),
+                    self._warm(entry, adapter, context, terms, refusal),
                     name=f"warms up {adapter.service}",
                 )
                 for entry in self.entries
@@ -147,9 +143,8 @@ class ProviderPool:
         entry: ProviderMember[ServiceAdapter],
         adapter: ServiceAdapter,
         context: LLMContext | None,
-        tier: Tier,
-        bounds: LimitBounds,
-        loop_lag: LoopLag,
+        terms: Terms,
+        refusal: Callable[[], str | None],
     ) -> None:
         loop = asyncio.get_running_loop()
         if self._health.state(entry.key, loop.time()) != "closed":
@@ -157,12 +152,11 @@ class ProviderPool:
 
         @contextlib.asynccontextmanager
         async def acquire_permit() -> AsyncGenerator[None]:
-            now = loop.time()
-            ticket = Ticket(
-                "warm_up", tier, now, (entry.key,), now, bounds=bounds, has_first_token=False
-            )
-            health = self._health
-            permit = await permit_for(health, ticket, loop_lag)
+            health, key, now = self._health, entry.key, loop.time()
+            reason = refusal() or health.refusals([key], "warm_up", terms, now).get(key)
+            if reason is not None:
+                raise Rejected(reason)
+            permit = health.issue(key, "warm_up", terms, now)
             hold = health.holds.add(lambda: health.release(permit, "dropped", now))
             try:
                 yield

@@ -84,6 +84,7 @@ class ToolCalls:
 Piece: TypeAlias = Frame | ToolCalls
 """A piece of an answer: a frame from the service, or its tool calls."""
 
+RESPONSE_FRAMES = (LLMFullResponseStartFrame, LLMFullResponseEndFrame)
 CUT_OFF = AttemptError(ErrorCategory.CONNECTIVITY.value, "the stream ended before the answer")
 """A body that ends in good order, but without its end mark: our own network does not do that."""
 ABORTED = AttemptError(ErrorCategory.SERVER.value, "the server ended the answer early")
@@ -395,11 +396,9 @@ class ServiceAdapter:
                     self._stats.usage = data.value
         elif sink is None:
             return
-        elif isinstance(frame, LLMFullResponseStartFrame):
-            await sink.opened()
         elif isinstance(frame, ErrorFrame):
             self._fail(attempt_error(frame, has_begun=self._stats.has_begun))
-        elif isinstance(frame, LLMFullResponseEndFrame) or direction is FrameDirection.UPSTREAM:
+        elif isinstance(frame, RESPONSE_FRAMES) or direction is FrameDirection.UPSTREAM:
             return  # the answer ends when process_frame returns
         elif not isinstance(frame, SystemFrame):
             if isinstance(frame, LLMThoughtTextFrame):

@@ -175,7 +175,7 @@ class Turn:
         runner = self._runner
         async with TaskScope() as scope:
             try:
-                if await runner.admit():
+                if runner.admit():
                     await runner.run(scope, self._deliver, self._execute, drains)
             except asyncio.CancelledError:
                 self._was_interrupted = True

@@ -68,7 +68,6 @@ def report_turn(
         prior_weight=plan.prior_weight,
         committed_secs=since_start(committed_at),
         confirmed_secs=since_start(confirmed_at),
-        queued_secs=admission.queued_secs,
         degraded_reason=degraded_reason,
         tier=admission.tier,
         filler=filler,

@@ -15,7 +15,7 @@ from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge.policy.slo import Slo
 from pipecat_hedge.race.attempt import EMPTY_ANSWER, MISSED_DEADLINE, STALLED, TIMED_OUT
-from pipecat_hedge.race.errors import INCOMPLETE_CALL, SHED, ConfigurationError, missing_extra
+from pipecat_hedge.race.errors import INCOMPLETE_CALL, ConfigurationError, missing_extra
 from pipecat_hedge.race.events import AttemptOutcome, FillerCause, LaunchReason, TurnOutcome
 from pipecat_hedge.race.reports import TIERS, AttemptReport, FillerReport, Tier, TurnReport
 from pipecat_hedge.service.provider_stats import ProviderStats, follow, unfollow
@@ -49,7 +49,6 @@ CATEGORIES = (
     *TIMEOUTS,
     EMPTY_ANSWER.category,
     INCOMPLETE_CALL,
-    SHED,
 )
 
 
@@ -145,9 +144,8 @@ class PrometheusRecorder(Collector):
             self._turn_ttft.labels(winner, outcome, tier).observe(report.ttft_secs)
         if report.ttfs_secs is not None:
             self._turn_ttfs.labels(winner, outcome, tier).observe(report.ttfs_secs)
-        self._turn_queued.labels(tier).observe(report.queued_secs)
         if not report.attempts and report.degraded_reason is not None:
-            self._rejected.labels("turn").inc()
+            self._rejected.inc()
         for attempt in report.attempts:
             self._record_attempt(attempt, report)
         if report.known_answer is not None:
@@ -186,8 +184,6 @@ class PrometheusRecorder(Collector):
         self._attempts.labels(provider, reason, outcome).inc()
         if attempt.error_category is not None:
             self._failures.labels(provider, attempt.error_category).inc()
-        if attempt.error_category == SHED:
-            self._rejected.labels(reason).inc()
         if reason == "hedge":
             self._hedges.labels(provider, "won" if won else "lost").inc()
         elif reason in CONTINUATION_REASONS and _is_continuation(attempt, report):
@@ -276,7 +272,6 @@ class PrometheusRecorder(Collector):
         self._voice_to_voice = histogram(
             "voice_to_voice", "From the end of the caller's speech to the answer's sound.", answer
         )
-        self._turn_queued = histogram("turn_queued", "Time a turn waited for a permit.", "tier")
         self._attempts = counter(
             "attempts", "Attempts, with or without a request.", "provider launch_reason outcome"
         )
@@ -298,9 +293,7 @@ class PrometheusRecorder(Collector):
             "Attempts to continue an answer that broke off.",
             "provider launch_reason result",
         )
-        self._rejected = counter(
-            "rejected", "Attempts rejected for lack of a permit, by launch reason; turns.", "kind"
-        )
+        self._rejected = counter("rejected", "Turns that no provider had room for.", "")
         self._known_answers = counter("known_answers", "Turns that asked nobody.", "source")
         self._fillers = counter("fillers", "Fillers by result.", "cause result")
         self._cold_connections = counter(
@@ -330,8 +323,6 @@ class PrometheusRecorder(Collector):
         )
         for labels in product(get_args(TurnOutcome), TIERS, ("false", "true")):
             self._turns.labels(*labels)
-        for kind in ("turn", *get_args(LaunchReason)):
-            self._rejected.labels(kind)
         for labels in product(get_args(FillerCause), ("spoken", "withdrawn", "withheld")):
             self._fillers.labels(*labels)
 

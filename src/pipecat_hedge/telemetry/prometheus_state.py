@@ -73,8 +73,6 @@ def state_metrics(
         PROVIDER,
         slow,
     )
-    waiting = sum(stats.health.waiting for stats in registries)
-    yield _gauge("queue_depth", "Requests that wait for a permit.", (), {(): waiting})
     sessions = sum(stats.sessions for stats in registries)
     yield _gauge("sessions", "Running sessions.", (), {(): sessions})
     yield _gauge(

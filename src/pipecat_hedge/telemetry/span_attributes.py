@@ -71,7 +71,6 @@ def race_attributes(report: TurnReport) -> Attributes:
         {
             **{f"hedge.{name}": getattr(report, name) for name in _RACE_FIELDS},
             "hedge.attempts": len(report.attempts),
-            "hedge.queued_secs": report.queued_secs or None,
             "hedge.usd": sum(known, 0.0) if len(known) == len(costs) else None,
         }
     )

@@ -138,7 +138,7 @@ def test_two_logs_are_compared(report: Report, log: Log) -> None:
 # ---- the slowest turns
 
 FAILED = attempt(ttft=None, ended=4.1, outcome="failed", error_category="rate_limit")
-REJECTED = attempt(ttft=None, outcome="failed", error_category="shed", sent_secs=None)
+REJECTED = attempt(ttft=None, outcome="failed", error_category="empty", sent_secs=None)
 GONE = attempt(ttft=None, ended=9.0, outcome="interrupted")
 STALLED = cold(0, new_connection=False, headers=0.3)
 
@@ -181,11 +181,6 @@ def second(at: float, ttft: float, reason: str = "hedge") -> AttemptReport:
             "900 ms of it to open a connection",
         ),
         (
-            turn(attempt(ttft=0.5, launched=2.1), ttft=2.6, queued_secs=2.1),
-            "queue",
-            "queued for 2.10 s; one took 500 ms to its first token",
-        ),
-        (
             turn(FAILED, ttft=None, outcome="failed", duration_secs=4.1),
             "failure",
             "one failed at 4.10 s (rate limit); the caller had no answer",
@@ -197,8 +192,8 @@ def second(at: float, ttft: float, reason: str = "hedge") -> AttemptReport:
         ),
         (
             turn(REJECTED, ttft=None, outcome="failed", degraded_reason="x"),
-            "queue",
-            "one: the request was rejected; the caller heard the fallback text",
+            "no request",
+            "one: no request was sent; the caller heard the fallback text",
         ),
     ],
 )

@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from pipecat_hedge.race import SHED, AttemptReport
+from pipecat_hedge.race import AttemptReport
 from pipecat_hedge.tools.analysis.statistics import Quantile, Waits
 from pipecat_hedge.tools.analysis.turn_log import LoggedTurn
 
@@ -167,7 +167,7 @@ def _incident(
 ) -> Incident:
     places = sorted({place for place, _ in requests})
     hit = [turns[place] for place in places]
-    failed = [a for _, a in requests if a.outcome == "failed" and a.error_category != SHED]
+    failed = [a for _, a in requests if a.outcome == "failed"]
     waits = [t.report.ttft_secs for t in hit if t.report.ttft_secs is not None]
     usual = [t.report.ttft_secs for t in calm if t.report.ttft_secs is not None]
     begin, last = hit[0].began_at, hit[-1].began_at
@@ -204,8 +204,6 @@ def _usd(turns: Sequence[LoggedTurn]) -> float | None:
 
 def _is_bad(attempt: AttemptReport, slow_secs: float) -> bool | None:
     """Whether a request was slow or failed; None if it ended too early to decide."""
-    if attempt.error_category == SHED:
-        return None
     if attempt.ttft_secs is not None:
         return attempt.ttft_secs > slow_secs or attempt.outcome == "failed"
     return True if attempt.outcome == "failed" or _waited(attempt) > slow_secs else None

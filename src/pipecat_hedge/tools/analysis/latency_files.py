@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from pipecat_hedge.race import SHED, AttemptReport, TurnReport
+from pipecat_hedge.race import AttemptReport, TurnReport
 from pipecat_hedge.tools.analysis.statistics import Bools, Floats, Ints
 from pipecat_hedge.tools.analysis.turn_log import NAMED, ReadingError, named, parse_turn, printable
 
@@ -200,8 +200,7 @@ class _Reader:
                 self.named.append(f"{printable(str(path))}:{number}: {e}")
 
     def take_turn(self, report: TurnReport) -> None:
-        # Rejected attempts sent no request.
-        sent = [a for a in report.attempts if a.error_category != SHED]
+        sent = [a for a in report.attempts if a.sent_secs is not None]
         if not sent:
             if report.attempts or report.degraded_reason is not None:
                 return

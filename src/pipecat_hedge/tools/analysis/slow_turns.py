@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from pipecat_hedge.race import SHED, AttemptReport
+from pipecat_hedge.race import AttemptReport
 from pipecat_hedge.tools.analysis.turn_log import LoggedTurn
 from pipecat_hedge.tools.formatting import secs
 
-Cause: TypeAlias = Literal["queue", "no request", "connection", "failure", "silence", "slow"]
+Cause: TypeAlias = Literal["no request", "connection", "failure", "silence", "slow"]
 """The cause of most of the wait."""
 
 MOST_OF_IT = 0.5
@@ -121,10 +121,8 @@ def _cause(
     turn: LoggedTurn, chain: Sequence[AttemptReport], answering: AttemptReport | None, waited: float
 ) -> Cause:
     sent = [a for a in chain if a.sent_secs is not None]
-    if turn.report.queued_secs >= MOST_OF_IT * waited or (chain and not sent):
-        return "queue"
     if not sent:
-        return "queue" if turn.given_up else "no request"
+        return "no request"
     if any((_connecting_secs(attempt) or 0.0) >= MOST_OF_IT * waited for attempt in sent):
         return "connection"
 
@@ -146,9 +144,7 @@ def _explained(
     usual_secs: Mapping[str, float],
 ) -> str:
     parts, report = list[str](), turn.report
-    if report.queued_secs >= 0.05:
-        parts.append(f"queued for {secs(report.queued_secs)}")
-    elif not chain:
+    if not chain:
         parts.append("no provider was available")
     for number, attempt in enumerate(chain):
         is_answer = attempt is answering
@@ -179,8 +175,8 @@ def _attempt_text(
     usual_secs: Mapping[str, float],
 ) -> str:
     name = f"{_REASONS[attempt.launch_reason]}{attempt.provider}"
-    if attempt.sent_secs is None or attempt.error_category == SHED:
-        return f"{name}: the request was rejected"
+    if attempt.sent_secs is None:
+        return f"{name}: no request was sent"
     launched = f" launched at {secs(attempt.launched_secs)}" if number else ""
     connecting = _connecting_secs(attempt) or 0.0
     opening = f", {secs(connecting)} of it to open a connection" if connecting >= 0.05 else ""

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from pipecat_hedge.policy import HedgePolicy, has_left, is_degraded, policy_of
-from pipecat_hedge.race import SHED, AttemptReport, HedgeError, TurnReport
+from pipecat_hedge.race import AttemptReport, HedgeError, TurnReport
 
 NAMED = 5
 """The number of unusable lines that are named; the others are only counted."""
@@ -249,8 +249,8 @@ def _attempt(record: Any) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise ValueError("attempts: one of them is not an object")
     values = {"model": None, **_renamed(record)}
-    if "sent_secs" not in values and values.get("error_category") != SHED:
-        values["sent_secs"] = values.get("launched_secs")  # logs written before queues existed
+    if "sent_secs" not in values:
+        values["sent_secs"] = values.get("launched_secs")  # logs of earlier versions
     if isinstance(values.get("stages"), dict):
         values["stages"] = _renamed(values["stages"])
     return values
@@ -272,7 +272,7 @@ def _figure(record: dict[str, Any], name: str) -> float | None:
 
 
 _FIGURES = {
-    TurnReport: ("ttft_secs", "ttfs_secs", "duration_secs", "queued_secs"),
+    TurnReport: ("ttft_secs", "ttfs_secs", "duration_secs"),
     AttemptReport: (
         *("launched_secs", "ttft_secs", "ended_secs", "sent_secs"),
         *("input_tokens", "output_tokens", "usd"),

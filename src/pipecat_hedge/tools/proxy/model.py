@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from loguru import logger
 
-from pipecat_hedge.limits import MAX_WAIT_SECS
+from pipecat_hedge.limits import Terms
 from pipecat_hedge.policy import HedgePolicy, OnlyOnFailure
 from pipecat_hedge.race import Attempt, ProviderState, TaskScope, Tier, TurnReport
 from pipecat_hedge.service import (
     Admission,
-    AdmissionSettings,
     Candidates,
     EventHub,
     ProviderMember,
@@ -96,16 +94,8 @@ class ProxiedModel:
         if not (may_hedge and is_answer):
             policy = dataclasses.replace(policy, rule=OnlyOnFailure())
         candidates: Candidates[Upstream] = choose_candidates(self._members, stats.health, now)
-        end_secs = math.inf if policy.deadline_secs is None else policy.deadline_secs
-        admission = Admission(
-            stats.health,
-            candidates,
-            AdmissionSettings(tier=tier, session=object()),
-            stats.loop_watch,
-            MAX_WAIT_SECS,
-            end_secs=end_secs,
-            has_first_token=request.is_stream,
-        )
+        terms = Terms(tier, object(), has_first_token=request.is_stream)
+        admission = Admission(stats.health, candidates, terms, stats.loop_watch)
         try:
             planner = (TurnPlanner if is_answer else _CountPlanner)(
                 policy,
@@ -145,7 +135,7 @@ class ProxiedModel:
 
     def provider_states(self) -> tuple[ProviderState, ...]:
         """The state of every upstream."""
-        now, bounds = asyncio.get_running_loop().time(), AdmissionSettings().bounds
+        now, bounds = asyncio.get_running_loop().time(), Terms().bounds
         return tuple(
             state_of(member, self.stats, now, is_last=False, bounds=bounds)
             for member in self._members

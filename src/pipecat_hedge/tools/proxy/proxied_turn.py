@@ -155,7 +155,7 @@ class ProxiedTurn:
         async with TaskScope() as scope:
             try:
                 secs = None if self._request.is_stream else WHOLE_ANSWER_SECS
-                if await runner.admit(stall_secs=secs):
+                if runner.admit(stall_secs=secs):
                     await runner.run(scope, self._deliver, self._execute, drains)
             except _Cut:
                 self._was_cut = True
@@ -227,7 +227,6 @@ class ProxiedTurn:
         if self._said:
             request, answer.rest = await self._rest_of(request), Continuation(self._said)
         stats = attempt.stats
-        await sink.opened()  # a hedge beside it that has no room yet is tried again
         if self._is_alone and self._response.has_begun:
             raise _Cut  # nothing may follow what another attempt has sent
         try:
