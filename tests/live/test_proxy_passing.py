@@ -119,6 +119,13 @@ ANSWERS = {
         "openai", gpt_stream(chunk(content=[{"type": "image", "url": "x"}]), chunk("stop"))
     ),
     "gpt unknown delta": Answer("openai", gpt_stream(chunk(picture={"x": 1}), chunk("stop"))),
+    "gpt message for a delta": Answer(
+        "openai",
+        gpt_stream({"choices": [{"index": 0, "message": {"content": "Yes"}}]}, chunk("stop")),
+    ),
+    "gpt text for a delta": Answer(
+        "openai", gpt_stream({"choices": [{"index": 0, "text": "Yes"}]}, chunk("stop"))
+    ),
     "gpt choices of another form": Answer("openai", gpt_stream({"choices": "odd"})),
     "gpt usage of another form": Answer(
         "openai", gpt_stream({**chunk(content="Yes."), "usage": "few"}, chunk("stop"))
@@ -166,6 +173,13 @@ ANSWERS = {
             *block(0, {"type": "text", "text": ""}, {"type": "audio_delta", "audio": "x"}),
             reason="end_turn",
         ),
+    ),
+    "claude text in its first event": Answer(
+        "anthropic",
+        [
+            part.replace(b'"content": []', b'"content": [{"type": "text", "text": "Yes."}]')
+            for part in claude_stream(reason="end_turn")
+        ],
     ),
     "claude block of another form": Answer(
         "anthropic", claude_stream({"type": "content_block_delta"}, reason="end_turn")
@@ -327,6 +341,32 @@ async def test_an_answer_without_an_end_mark_is_whole_if_it_ends_like_one(
         assert body.startswith(b"".join(cut.parts))
         assert b'"error"' in body[len(b"".join(cut.parts)) :]
         assert len(upstream.asked) == (4 if continues and upstreams == 2 else 3)
+
+
+async def test_a_call_after_the_text_is_whole_without_an_end_mark() -> None:
+    call = [{**event, "index": 1} for event in TOOL_USE]
+    parts = claude_stream(*TEXT, *call, reason=None, stops=False)
+    was_read = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        out = await replying()(request)
+        for part in parts:
+            await out.write(part)
+            await was_read.wait()
+            was_read.clear()
+        return out
+
+    async with (
+        scripted(answer) as upstream,
+        proxied(upstream.url) as url,
+        aiohttp.ClientSession() as session,
+    ):
+        body = asking("anthropic", stream=True)
+        async with session.post(url + PATHS["anthropic"], json=body) as response:
+            for part in parts:
+                assert await response.content.readexactly(len(part)) == part
+                was_read.set()
+            assert await response.content.read() == b""
 
 
 @WIRES
