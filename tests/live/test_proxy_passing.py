@@ -505,6 +505,24 @@ async def test_no_ping_interrupts_an_event(wire: str, monkeypatch: pytest.Monkey
 
 
 @WIRES
+@pytest.mark.parametrize("upstreams", [1, 2])
+async def test_an_answer_with_status_201_passes_behind_pings(
+    wire: str, upstreams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipecat_hedge.tools.proxy.response.MAX_SILENCE_SECS", 0.1)
+    good = SENTENCES[wire][0]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.5)
+        return await replying(*good.parts, status=201)(request)
+
+    async with scripted(answer) as upstream, proxied(*[upstream.url] * upstreams) as url:
+        _, body, _ = await fetch(url, good)
+    assert b"ping" in body
+    assert body.endswith(b"".join(good.parts))
+
+
+@WIRES
 async def test_a_whole_answer_that_is_cut_is_cut_for_the_client_too(wire: str) -> None:
     whole = gpt_whole("stop", content="Yes.") if wire == "openai" else claude_whole("refusal")
 
