@@ -119,6 +119,13 @@ ANSWERS = {
         "openai", gpt_stream(chunk(content=[{"type": "image", "url": "x"}]), chunk("stop"))
     ),
     "gpt unknown delta": Answer("openai", gpt_stream(chunk(picture={"x": 1}), chunk("stop"))),
+    "gpt message for a delta": Answer(
+        "openai",
+        gpt_stream({"choices": [{"index": 0, "message": {"content": "Yes"}}]}, chunk("stop")),
+    ),
+    "gpt text for a delta": Answer(
+        "openai", gpt_stream({"choices": [{"index": 0, "text": "Yes"}]}, chunk("stop"))
+    ),
     "gpt choices of another form": Answer("openai", gpt_stream({"choices": "odd"})),
     "gpt usage of another form": Answer(
         "openai", gpt_stream({**chunk(content="Yes."), "usage": "few"}, chunk("stop"))
@@ -166,6 +173,13 @@ ANSWERS = {
             *block(0, {"type": "text", "text": ""}, {"type": "audio_delta", "audio": "x"}),
             reason="end_turn",
         ),
+    ),
+    "claude text in its first event": Answer(
+        "anthropic",
+        [
+            part.replace(b'"content": []', b'"content": [{"type": "text", "text": "Yes."}]')
+            for part in claude_stream(reason="end_turn")
+        ],
     ),
     "claude block of another form": Answer(
         "anthropic", claude_stream({"type": "content_block_delta"}, reason="end_turn")
@@ -329,6 +343,32 @@ async def test_an_answer_without_an_end_mark_is_whole_if_it_ends_like_one(
         assert len(upstream.asked) == (4 if continues and upstreams == 2 else 3)
 
 
+async def test_a_call_after_the_text_is_whole_without_an_end_mark() -> None:
+    call = [{**event, "index": 1} for event in TOOL_USE]
+    parts = claude_stream(*TEXT, *call, reason=None, stops=False)
+    was_read = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        out = await replying()(request)
+        for part in parts:
+            await out.write(part)
+            await was_read.wait()
+            was_read.clear()
+        return out
+
+    async with (
+        scripted(answer) as upstream,
+        proxied(upstream.url) as url,
+        aiohttp.ClientSession() as session,
+    ):
+        body = asking("anthropic", stream=True)
+        async with session.post(url + PATHS["anthropic"], json=body) as response:
+            for part in parts:
+                assert await response.content.readexactly(len(part)) == part
+                was_read.set()
+            assert await response.content.read() == b""
+
+
 @WIRES
 async def test_an_answer_of_unknown_form_is_not_continued(wire: str) -> None:
     name = "gpt unknown delta" if wire == "openai" else "claude unknown block"
@@ -462,6 +502,24 @@ async def test_no_ping_interrupts_an_event(wire: str, monkeypatch: pytest.Monkey
     assert body.startswith(begin)
     assert body.endswith(end)
     assert b"ping" in body[len(begin) : -len(end)]
+
+
+@WIRES
+@pytest.mark.parametrize("upstreams", [1, 2])
+async def test_an_answer_with_status_201_passes_behind_pings(
+    wire: str, upstreams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipecat_hedge.tools.proxy.response.MAX_SILENCE_SECS", 0.1)
+    good = SENTENCES[wire][0]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.5)
+        return await replying(*good.parts, status=201)(request)
+
+    async with scripted(answer) as upstream, proxied(*[upstream.url] * upstreams) as url:
+        _, body, _ = await fetch(url, good)
+    assert b"ping" in body
+    assert body.endswith(b"".join(good.parts))
 
 
 @WIRES

@@ -123,6 +123,17 @@ async def test_the_model_s_name_is_replaced_in_the_outermost_field(
     assert [asked.body.decode() for asked in upstream.asked] == [after + rest]
 
 
+@WIRES
+async def test_a_model_that_is_deeply_nested_is_refused_as_any_other_that_is_no_name(
+    wire: str,
+) -> None:
+    async with scripted(answering(SENTENCES[wire][0])) as upstream, proxied(upstream.url) as url:
+        body = b'{"model": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+        status, found, _ = await post(url, wire, body)
+    assert (status, "error" in json.loads(found)) == (400, True)
+    assert upstream.asked == []
+
+
 async def test_a_header_that_comes_twice_is_sent_twice() -> None:
     async with (
         scripted(answering(SENTENCES["anthropic"][0])) as upstream,

@@ -78,6 +78,7 @@ async def read_request(path: str, headers: Mapping[str, str], body: bytearray) -
 
     Raises:
         ValueError: If the body is no JSON object, or has no model.
+        RecursionError: If its model is no name, but deeply nested.
     """
     fields = await find_fields(body)
     values = {name: body[begin:end].strip() for name, begin, end in fields if name in _READ}

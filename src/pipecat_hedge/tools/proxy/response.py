@@ -226,7 +226,7 @@ class Reader:
 
     async def send(self, chunk: bytes) -> None:
         """Write bytes to the client, at once; none but the headers if there are none."""
-        if self._is_early and self._response.status not in (0, 200):
+        if self._is_early and self._response.status >= 300:
             chunk = self._wire.error_event(parsed(chunk) or self._wire.error(502, "no answer"))
         self._sent_at, self._is_writing = self._loop.time(), True
         try:

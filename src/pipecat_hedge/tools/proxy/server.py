@@ -192,7 +192,7 @@ class ProxyServer:
             asked = await read_request(request.path_qs, request.headers, body)
         except TimeoutError:
             return _refused(wire, 408, f"the request took longer than {BODY_SECS:g} s")
-        except (ValueError, web.RequestPayloadError):
+        except (ValueError, RecursionError, web.RequestPayloadError):
             return _refused(wire, 400, "the request must be a JSON object with a model")
         name = asked.model
         model = self._models.get(name) if isinstance(name, str) else None

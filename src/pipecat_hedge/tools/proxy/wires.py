@@ -222,7 +222,8 @@ class _Anthropic(Wire):
     overloaded = 529
     ping = b'event: ping\ndata: {"type": "ping"}\n\n'
     rare = re.compile(
-        rb'^event: (?!content_block_delta|ping)|"type"\s*:\s*"(?:error|message_|content_block_st)',
+        rb'^event: (?!content_block_delta|ping)|"type"\s*:\s*"(?:error|message_|content_block_st'
+        rb"|input_json)",
         re.M,
     )
 
@@ -297,7 +298,10 @@ class _AnthropicReader(EventReader):
             self.calls[index] = self.calls[index] or "{}"  # a tool without arguments
             return Signs(is_usable=True, has_tool=True)
         if kind == "message_start":
-            self.usage = _anthropic_usage(event["message"].get("usage"))
+            message = event["message"]
+            self.usage = _anthropic_usage(message.get("usage"))
+            is_known = not message.get("content")
+            return Signs(is_usable=not is_known, is_known=is_known)
         if kind == "message_delta":
             self.usage = _anthropic_usage(event.get("usage"), self.usage)
             reason = (event.get("delta") or {}).get("stop_reason")
@@ -394,7 +398,8 @@ class _OpenAIReader(EventReader):
         self.usage = _openai_usage(event.get("usage")) or self.usage
         signs = Signs(has_tool=bool(self.calls), is_known="choices" in event)
         for choice in event.get("choices") or ():
-            delta, reason = choice.get("delta") or {}, choice.get("finish_reason")
+            delta = choice.get("delta") or choice.get("message") or choice.get("text") or {}
+            reason = choice.get("finish_reason")
             _add_part(signs, delta, reason)
             for call in delta.get("tool_calls") or ():
                 key = choice.get("index"), call.get("index")
