@@ -81,16 +81,20 @@ def test_caller_is_sent_where_a_provider_may_take_it_first(health: AdmissionCont
     assert take(health, "a", "b", "c", "d").key == "d"
 
 
-@pytest.mark.parametrize(("tier", "most"), [("premium", 20), ("standard", 18), ("economy", 15)])
+@pytest.mark.parametrize(("tier", "most"), [("premium", 20), ("standard", 13), ("economy", 10)])
+@pytest.mark.parametrize("is_alone", [True, False])
 def test_shedding_turn_leaves_room_for_better_tiers(
-    health: AdmissionController, tier: Tier, most: int
+    health: AdmissionController, tier: Tier, most: int, is_alone: bool
 ) -> None:
+    """If one of their turns has come of late."""
     health.set_queue("a", 20, 15, 0.0)  # room for twenty more
+    if not is_alone:
+        health.first_choice("a", "primary", replace(SHED, tier="premium"), 0.0)
     terms, sent = replace(SHED, tier=tier), 0
     while health.first_choice("a", "primary", terms, 0.0) is not None:
         health.issue("a", "primary", terms, 0.0)
         sent += 1
-    assert sent == most
+    assert sent == (20 if is_alone else most)
 
 
 # ---- hedges and warm-up prompts

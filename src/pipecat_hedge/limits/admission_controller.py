@@ -19,13 +19,14 @@ from collections.abc import Callable, Hashable, Iterable
 from pipecat_hedge.limits.circuit_breaker import DEFAULTS, BreakerState, CircuitBreakerSettings
 from pipecat_hedge.limits.concurrency_limit import OPEN_BOUNDS, LimitBounds
 from pipecat_hedge.limits.loop_holds import LoopHolds
-from pipecat_hedge.limits.permits import Permit, Terms
+from pipecat_hedge.limits.permits import BY_TIER, OPTIONAL, Permit, Terms
 from pipecat_hedge.limits.priority import WorkClass
 from pipecat_hedge.limits.provider_health import BreakerChange, ProviderHealth
 from pipecat_hedge.limits.server_queue import LoadReadings
 from pipecat_hedge.limits.shared_outage import SharedOutage
 from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.policy.backends import MOST_PROVIDERS
+from pipecat_hedge.race.reports import TIERS, Tier
 
 __all__ = ["LATENCY_PROBE_INTERVAL", "AdmissionController"]
 
@@ -34,6 +35,8 @@ UNMEASURED_AFTER = 3
 unknown. The next loser runs on as a latency probe, to find out whether it is slow or silent."""
 LATENCY_PROBE_INTERVAL = 70
 """At most one attempt in this many becomes a latency probe: an extra cost of 1.4 %."""
+TIER_SECS = 60.0
+"""How long room is reserved for a tier after one of its turns."""
 QUEUE_ROOM = 20
 """How many more requests a server without a queue may get before its load is read again."""
 QUEUE_VALID_SECS = 2.0
@@ -69,6 +72,7 @@ class AdmissionController:
         self._changes: deque[BreakerChange] = deque(maxlen=100)
         self._outage = SharedOutage[Permit]()
         self._panics = 0
+        self._shed_at: dict[Tier, float] = {}  # when a turn that sheds asked, by its tier
         self._attempts = LATENCY_PROBE_INTERVAL
         self._latency_probes: set[str] = set()
 
@@ -307,6 +311,8 @@ class AdmissionController:
         """
         keys = list(keys)
         with self.lock:
+            if terms.sheds:
+                self._shed_at[terms.tier] = now
             for key in keys:
                 if self._refusal(key, work, terms, now) is None:
                     return key
@@ -417,9 +423,18 @@ class AdmissionController:
             return f"has sent Retry-After, {entry.retry_after_until - now:.2g} s left"
         if now < entry.used_up_until:
             return f"has its rate limit used up for {entry.used_up_until - now:.2g} s"
-        if not entry.limit.has_room(now, terms.bounds, reserved=terms.reserved(work)):
+        if not entry.limit.has_room(now, terms.bounds, reserved=self._reserved(work, terms, now)):
             return f"has {entry.limit.reason(now, terms.bounds)}"
         return None
+
+    def _reserved(self, work: WorkClass, terms: Terms, now: float) -> float:
+        """The share of a provider's limit that a request leaves to more urgent ones."""
+        if work in OPTIONAL or not terms.sheds:
+            return OPTIONAL.get(work, 0.0)
+        better = TIERS if work == "background" else TIERS[: TIERS.index(terms.tier)]
+        last_at = max((self._shed_at.get(tier, -math.inf) for tier in better), default=-math.inf)
+        share = max(BY_TIER.values()) if work == "background" else BY_TIER[terms.tier]
+        return share if now - last_at < TIER_SECS else 0.0
 
     def _record(
         self, permit: Permit, verdict: Verdict, at: float, age_secs: float, count: int

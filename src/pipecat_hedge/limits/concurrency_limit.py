@@ -92,7 +92,7 @@ class LimitBounds:
 
 OPEN_BOUNDS = LimitBounds(10, 1000)
 """Ten requests in flight are safe at any provider."""
-SHED_BOUNDS = LimitBounds(1, 200, start=4)
+SHED_BOUNDS = LimitBounds(1, 200, start=10)
 """With ``admission="shed"`` the limit starts low and finds the capacity itself."""
 
 
@@ -158,7 +158,7 @@ class ConcurrencyLimit:
             reserved: The share of the limit to keep free, from 0 to 1.
         """
         limit = self.limit(now, bounds)
-        return self.in_flight + int(reserved * limit) < limit
+        return self.in_flight < max(int((1 - reserved) * limit), min(limit, 1))
 
     def is_refusing(self, now: float) -> bool:
         """Whether the provider has just rejected requests with as many in flight as now."""
