@@ -125,7 +125,10 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("whatif one.csv --attempts 1", "attempts must be at least 2"),
         ("whatif one.csv --usd-per-mtok 3 15", "usd_per_mtok needs prompt_tokens"),
         ("whatif one.csv --prompt-tokens 900", "prompt_tokens needs usd_per_mtok"),
-        ("whatif one.csv --column ttft", "no field called ttft is a number"),
+        (
+            "whatif one.csv --column ttft",
+            "no column ttft: name that of the latencies with --column",
+        ),
         ("whatif one.csv --budget -1", "budget must be a share of turns"),
         ("whatif one.csv --first x", "first: 'x' was not measured; measured: latency"),
         ("report turns.jsonl --tz Mars/Olympus", "tz: 'Mars/Olympus' is not a time zone"),

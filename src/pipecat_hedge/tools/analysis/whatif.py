@@ -50,7 +50,6 @@ SAME = 1.02
 """A figure up to this factor above its lower bound counts as known."""
 NO_ANSWER_SECS = 60.0
 """The wait of a turn without an answer, in means."""
-_UNITS = {"ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,12 +426,10 @@ def _caveats(
         )
     if others := [n for n in recorded.providers if n not in (first.name, second.name)]:
         caveats.append(f"also measured: {', '.join(others)}; --second NAME hedges to one of them")
-    if recorded.ignored:
-        caveats.append(f"ignored columns (not latencies): {', '.join(recorded.ignored)}")
     if question.usd_per_mtok is not None and recorded.lost_tokens is None:
         caveats.append("the price of an extra request counts only its prompt")
-    if recorded.unit != "s":
-        caveats.append(f"the figures were read as {_UNITS[recorded.unit]}")
+    if recorded.unit == "ms":
+        caveats.append("the figures were read as milliseconds")
     if recorded.skipped:
         more = recorded.skipped - len(recorded.named_skips)
         rest = f"; and {more} more" if more else ""
@@ -526,7 +523,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     secs: dict[str, Any] = {"type": float, "metavar": "SECS"}
     share: dict[str, Any] = {"type": float, "metavar": "SHARE"}
-    files = "turn logs, or latencies as JSONL or CSV: one per line, or one column per provider"
+    files = "turn logs, or CSV or JSONL with a column of latencies"
     add("files", nargs="+", metavar="FILE", help=files)
     add("--first", metavar="NAME", help="the first provider (default: as in the files)")
     add("--second", metavar="NAME", help="the provider hedged to (default: the other one, if any)")
@@ -537,8 +534,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--slo", **secs, help="compare adaptive policies with this SLO for the first token, too")
     add("--slo-share", default=0.95, **share, help="of turns within the SLO (default 0.95)")
     add("--min-saving", default=0.15, **secs, help="least saving of a request (default 0.15)")
-    add("--unit", choices=("auto", "s", "ms", "us", "ns"), default="auto", help="of plain figures")
-    add("--column", action="append", metavar="NAME", help="a latency column; repeatable")
+    add("--unit", choices=("s", "ms"), help="of columns not named _secs or _ms (default s)")
+    add("--column", action="append", metavar="NAME", help="of latencies; one per provider")
     add("--prompt-tokens", type=float, metavar="N", help="tokens of a prompt, to count dollars")
     price = "US dollars per million tokens of prompt and answer"
     add("--usd-per-mtok", type=float, nargs=2, metavar=("IN", "OUT"), help=price)
