@@ -16,14 +16,13 @@ from pipecat_hedge.tools.bench.drill.running import Fleet, run_drill
 from pipecat_hedge.tools.bench.drill.scenarios import DRILLS, Drill, Variant
 from pipecat_hedge.tools.formatting import (
     UNKNOWN,
+    TextTable,
     count,
-    paragraph,
     print_json,
     progress_bar,
     secs,
     share,
-    terminal_width,
-    text_table,
+    text_of,
 )
 
 POSITIVE = ("processes", "sessions", "think", "pace")
@@ -150,5 +149,5 @@ def table(drill: Drill, found: Sequence[Figures]) -> str:
     """Format a table of a drill's variants; four fit into 80 columns."""
     rows = [[name, *map(shown, found)] for name, shown in _ROWS]
     rows = [row for row in rows if set(row[1:]) != {UNKNOWN}]
-    title = paragraph(f"{drill.name}: {drill.summary}", terminal_width())
-    return f"{title}\n{text_table(['', *(f.variant for f in found)], rows, terminal_width())}"
+    heads = ["", *(f.variant for f in found)]
+    return text_of([f"{drill.name}: {drill.summary}", TextTable(heads, rows)])
