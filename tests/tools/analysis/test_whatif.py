@@ -356,6 +356,10 @@ def test_json_for_programs(tmp_path: Path, ran: Callable[..., Ran]) -> None:
     assert (status, answer["version"], answer["turns"]) == (0, 2, 300)
     policies = {policy["policy"]: policy for policy in answer["policies"]}
     assert answer["recommended"] in policies
+    assert (bool(answer["why"]), answer["caveats"]) == (
+        True,
+        ["300 turns are too few beyond the p97"],
+    )
     race = policies["race(2)"]
     assert race["extra_requests"] == 1.0
     interval = race["intervals"]["p95"]
