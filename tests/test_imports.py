@@ -93,6 +93,14 @@ def test_a_tool_imports_faces_only(tool: str) -> None:
     assert not outside - full(FACES[tool]) - PUBLIC - SHARED
 
 
+@pytest.mark.parametrize(
+    "module", ["whatif", "report", "incidents", "slow_turns", "statistics", "latency_files"]
+)
+def test_what_computes_figures_formats_none(module: str) -> None:
+    found = imports(ROOT / "tools" / "analysis" / f"{module}.py")
+    assert not {name for name in found if name.startswith((*SHARED, "rich", "argparse"))}
+
+
 @pytest.mark.parametrize("folder", ["examples", "scripts"])
 def test_programs_import_faces_only(folder: str) -> None:
     found = imports(*(REPOSITORY / folder).rglob("*.py"))

@@ -40,10 +40,10 @@ _COMMANDS = {
         needs=("rich", "aiortc"),
     ),
     "whatif": _Command(
-        "analysis.whatif", "replay recorded turns under other policies, and recommend one"
+        "analysis.whatif_command", "replay recorded turns under other policies, and recommend one"
     ),
     "report": _Command(
-        "analysis.report",
+        "analysis.report_command",
         "summarise turn logs: callers' waits, providers' incidents, what would help",
     ),
     "compare": _Command(

@@ -19,8 +19,9 @@ class Ran(NamedTuple):
 
 
 @pytest.fixture
-def ran(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
-    """Run ``pipecat-hedge`` with these arguments."""
+def ran(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
+    """Run ``pipecat-hedge`` with these arguments, at 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
 
     def run(*arguments: object) -> Ran:
         try:

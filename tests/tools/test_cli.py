@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from pipecat_hedge.tools.analysis import report
+from pipecat_hedge.tools.analysis import report_command
 from tests.tools.analysis.made_up import line, write
 from tests.tools.conftest import Ran
 
@@ -72,7 +72,7 @@ def test_a_missing_extra_is_named(command: str, missing: str, extra: str) -> Non
 
 
 def test_a_missing_module_of_its_own_is_a_defect() -> None:
-    module = "pipecat_hedge.tools.analysis.report"
+    module = "pipecat_hedge.tools.analysis.report_command"
     found = main("report", "--help", before=f"sys.modules[{module!r}] = None")
     assert found.returncode == 1
     assert "Traceback" in found.stderr
@@ -84,7 +84,7 @@ def test_ctrl_c_ends_a_command_with_one_line(
     def interrupted(args: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(report, "run", interrupted)
+    monkeypatch.setattr(report_command, "run", interrupted)
     ended = ran("report", "turns.jsonl")
     assert (ended.status, ended.err) == (130, "pipecat-hedge report: interrupted\n")
 
@@ -125,7 +125,10 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("whatif one.csv --attempts 1", "attempts must be at least 2"),
         ("whatif one.csv --usd-per-mtok 3 15", "usd_per_mtok needs prompt_tokens"),
         ("whatif one.csv --prompt-tokens 900", "prompt_tokens needs usd_per_mtok"),
-        ("whatif one.csv --column ttft", "no field called ttft is a number"),
+        (
+            "whatif one.csv --column ttft",
+            "no column ttft: name that of the latencies with --column",
+        ),
         ("whatif one.csv --budget -1", "budget must be a share of turns"),
         ("whatif one.csv --first x", "first: 'x' was not measured; measured: latency"),
         ("report turns.jsonl --tz Mars/Olympus", "tz: 'Mars/Olympus' is not a time zone"),

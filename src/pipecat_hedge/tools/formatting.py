@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
-import shutil
-import sys
-import textwrap
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_jsonable_python
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
 
 from pipecat_hedge.race import missing_extra
 
@@ -100,49 +102,55 @@ def templates(package: str, option: str, extra: str) -> Environment:
     )
 
 
-def terminal_width() -> int:
-    """Return the terminal's columns; 80 if the output is not a terminal."""
-    return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 80
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """A table whose first column is text, and the others figures.
+
+    If it is too wide, the columns of ``drop`` are left out one after another, until a third of the
+    width is left to the text, which wraps there. Figures neither wrap nor are cut.
+    """
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    drop: Sequence[str] = ()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render the table for a width."""
+        columns = zip(self.heads, *self.rows, strict=True)
+        widths = {column[0]: max(map(cell_len, column)) for column in columns}
+        widths[self.heads[0]] = min(widths[self.heads[0]], options.max_width // 3)
+        for head in self.drop:
+            if sum(widths.values()) + 2 * len(widths) - 2 > options.max_width:
+                widths.pop(head, None)
+        table = Table(box=None, pad_edge=False, header_style="")
+        for number, head in enumerate(widths):
+            justify = "right" if number else "left"
+            table.add_column(Text(head), justify=justify, no_wrap=number > 0, overflow="fold")
+        for row in self.rows:
+            cells = zip(self.heads, row, strict=True)
+            table.add_row(*(Text(cell) for head, cell in cells if head in widths))
+        yield table
 
 
-def paragraph(text: str, width: int, indent: str = "") -> str:
-    """Wrap text to a width.
+def bullets(lines: Iterable[str]) -> Table:
+    """Return a list with hanging lines."""
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    for line in lines:
+        grid.add_row("-", Text(line, overflow="fold"))
+    return grid
+
+
+def text_of(parts: Iterable[str | TextTable | Table], width: int | None = None) -> str:
+    """Render paragraphs and tables, one below the other, as plain text.
 
     Args:
-        text: The text.
-        width: Columns.
-        indent: The prefix of all lines after the first.
+        parts: The parts; an empty string is an empty line.
+        width: Columns; None is those of the terminal, or 80 without one.
     """
-    text = text.replace(" %", "\u00a0%")  # no line begins with it
-    lines = textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False)
-    return "\n".join(lines).replace("\u00a0", " ")
-
-
-def text_table(
-    heads: Sequence[str], rows: Iterable[Sequence[str]], width: int, drop: Sequence[str] = ()
-) -> str:
-    """Format a table that fits the terminal, without cutting a cell.
-
-    Args:
-        heads: The columns' names; the first column is left-aligned, the others right-aligned.
-        rows: The cells.
-        width: Columns of the terminal.
-        drop: The columns that may be dropped, least important first. If the table is still too
-            wide, the first cell of each row gets its own line.
-    """
-    lines = [list(heads), *map(list, rows)]
-    for name in (*drop, None):
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        if sum(widths) + 2 * (len(widths) - 1) <= width:
-            return "\n".join(_line(cells, widths) for cells in lines)
-        if name in lines[0]:
-            at = lines[0].index(name)
-            lines = [[cell for n, cell in enumerate(cells) if n != at] for cells in lines]
-    widths = [0, *(max(map(len, column)) for column in list(zip(*lines, strict=True))[1:])]
-    stacked = [_line(["", *lines[0][1:]], widths)]
-    for first, *cells in lines[1:]:
-        stacked += [paragraph(first, width), _line(["", *cells], widths)]
-    return "\n".join(stacked)
+    console = Console(width=width, file=io.StringIO(), color_system=None, highlight=False)
+    with console.capture() as text:
+        console.print(*parts, sep="\n", markup=False, emoji=False)
+    return "\n".join(line.rstrip() for line in text.get().splitlines()).rstrip()
 
 
 def progress_bar() -> Progress:
@@ -161,8 +169,3 @@ def print_json(result: Any, **more: Any) -> None:
     """Print values or a dataclass as JSON, with more fields; non-finite figures become null."""
     plain = to_jsonable_python(result, inf_nan_mode="null")
     print(json.dumps({**more, **plain} if more else plain, indent=1))
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first, *others = zip(cells, widths, strict=True)
-    return "  ".join([first[0].ljust(first[1]), *(c.rjust(w) for c, w in others)]).rstrip()

@@ -131,7 +131,15 @@ def test_every_check_fits_80_columns(tmp_path: Path, capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     assert all(len(each) <= 80 for each in out.splitlines())
     checks = next(each for each in out.splitlines() if "tools" in each)
-    assert checks.split() == ["tools", "figures", "dates", "polarity", "refusal", "length"]
+    assert checks.split() == [
+        "providers",
+        "tools",
+        "figures",
+        "dates",
+        "polarity",
+        "refusal",
+        "length",
+    ]
 
 
 def test_unreadable_lines_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

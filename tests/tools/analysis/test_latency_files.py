@@ -29,121 +29,47 @@ def turn(*attempts: AttemptReport) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "options", "expected"),
     [
-        ("0.5\n0.6\n", {"latency": [0.5, 0.6]}),
-        ("\ufeff0.5\r\n\r\n0.6", {"latency": [0.5, 0.6]}),
-        ("latency\n0.5\n0.6\n", {"latency": [0.5, 0.6]}),
-        ("ttft_ms\n500\n600\n", {"ttft": [0.5, 0.6]}),
-        ("ttft_secs\n500\n600\n", {"ttft": [500, 600]}),
-        ("500\n600\n", {"latency": [0.5, 0.6]}),
-        ("claude,local\n0.5,0.1\n0.6,0.2\n", {"claude": [0.5, 0.6], "local": [0.1, 0.2]}),
-        ('"claude",local\n0.5,\n,0.2\n', {"claude": [0.5], "local": [0.2]}),
-        ("0.5,0.1\n0.6,0.2\n", {"latency 1": [0.5, 0.6], "latency 2": [0.1, 0.2]}),
-        ("timestamp,ttft\n1700000000,0.5\n", {"ttft": [0.5]}),
-        ("model,ttft\ngpt,0.5\n", {"ttft": [0.5]}),
-        ("claude;local\n0,5;0,1\n0,6;0,2\n", {"claude": [0.5, 0.6], "local": [0.1, 0.2]}),
-        ("claude\tlocal\n0.5\t0.1\n", {"claude": [0.5], "local": [0.1]}),
-        ("claude|local\n0.5|0.1\n", {"claude": [0.5], "local": [0.1]}),
-        ("487 ms\n1.2 s\n", {"latency": [0.487, 1.2]}),
-        ("ttft_ms,other\n487ms,1\n", {"ttft": [0.487]}),
-        ("ttft_us\n487000\n", {"ttft": [0.487]}),
-        ("ttft [ms]\n487\n", {"ttft": [0.487]}),
-        ("ttft (s)\n487\n", {"ttft": [487.0]}),
-        ("ttft ns\n487000000\n", {"ttft": [0.487]}),
-        ("a_ms,b_secs\n500,0.5\n", {"a": [0.5], "b": [0.5]}),
-        ("provider,ttft_ms\ngpt_s,500\n", {"gpt_s": [0.5]}),
-        ("outcome,ttft\nok,0.5\ntimeout,0.6\n", {"ttft": [0.5, 0.6]}),
+        ("0.5\n0.6\n", {}, {"latency": [0.5, 0.6]}),
+        ("\ufeff0.5\r\n\r\n0.6", {}, {"latency": [0.5, 0.6]}),
+        ("500\n600\n", {"unit": "ms"}, {"latency": [0.5, 0.6]}),
+        ("latency\n0.5\n0.6\n", {}, {"latency": [0.5, 0.6]}),
+        ("hosted_ms\n500\n", {}, {"hosted": [0.5]}),
+        ("hosted_secs\n500\n", {"unit": "ms"}, {"hosted": [500]}),
+        ("id,ttft_ms,total_ms\n7,500,900\n", {}, {"ttft": [0.5]}),
+        ("id, ms \n7, 500 \n", {}, {"latency": [0.5]}),
+        ("provider,secs\na,0.5\nb,0.1\na,0.6\n", {}, {"a": [0.5, 0.6], "b": [0.1]}),
+        ('"id",a_ms,b\n7,500,\n8,,0.2\n', {"columns": ["a_ms", "b"]}, {"a": [0.5], "b": [0.2]}),
+        ('{"ttft_ms": 500}\n{"ttft_ms": 600, "id": 8}\n', {}, {"ttft": [0.5, 0.6]}),
+        ('{"provider": "a", "secs": 0.5, "id": 7}\n', {}, {"a": [0.5]}),
+        ('{"id": 7, "wait": 500}\n', {"columns": ["wait"], "unit": "ms"}, {"wait": [0.5]}),
     ],
 )
-def test_csv_is_one_a_line_or_a_column_a_provider(
-    tmp_path: Path, text: str, expected: dict[str, list[float]]
+def test_a_column_and_its_unit_are_named_or_known(
+    tmp_path: Path, text: str, options: dict[str, Any], expected: dict[str, list[float]]
 ) -> None:
-    """With a header or without, in any unit."""
-    recorded = read(tmp_path, text)
+    """By its own name, else by the user; a plain figure is in seconds."""
+    recorded = read(tmp_path, text, **options)
     assert (secs(recorded), recorded.skipped) == (expected, 0)
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "options", "message"),
     [
-        ("0.5\n0.6\n", {"latency": [0.5, 0.6]}),
-        ('{"ttft": 0.5}\n{"ttft": 0.6}\n', {"ttft": [0.5, 0.6]}),
-        ('{"claude": 0.5, "local": 0.1}\n', {"claude": [0.5], "local": [0.1]}),
-        (
-            '{"provider": "claude", "ttft_ms": 500}\n{"provider": "local", "ttft_ms": 100}\n',
-            {"claude": [0.5], "local": [0.1]},
-        ),
-        ("[0.5, 0.6]\n", {"latency": [0.5, 0.6]}),
-        ('[\n  {"ttft": 0.5},\n  {"ttft": 0.6}\n]\n', {"ttft": [0.5, 0.6]}),
-        ("[0.5, 0.1]\n[0.6, 0.2]\n", {"latency 1": [0.5, 0.6], "latency 2": [0.1, 0.2]}),
+        ("id,wait\n7,500\n", {}, "csv:2: several columns: name .* with --column; found: id, wait"),
+        ("500,0.1\n", {}, "give a turn log, or a file with a column"),
+        ("500,0.1\n600,0.2\n", {}, "with --column; found: 500, 0.1"),
+        ('{"id": 7, "wait": 500}\n', {}, "with --column; found: id, wait"),
+        ("id,wait\n7,5\n", {"columns": ["ttft"]}, "no column ttft: name .*; found: id, wait"),
+        ("x\n490\n480\n", {}, "half of the figures of x are over 485: give --unit ms"),
     ],
 )
-def test_jsonl_is_a_number_an_object_or_a_list_a_line(
-    tmp_path: Path, text: str, expected: dict[str, list[float]]
+def test_a_column_or_unit_is_never_guessed(
+    tmp_path: Path, text: str, options: dict[str, Any], message: str
 ) -> None:
-    recorded = read(tmp_path, text, "file.jsonl")
-    assert (secs(recorded), recorded.skipped) == (expected, 0)
-
-
-def test_slow_answers_are_not_dropped(tmp_path: Path) -> None:
-    """Thousands with their commas, and answers that never came, which take long or none."""
-    text = 'latency\n998\n"1,234.5"\ntimeout\n700\nerror\n'
-    measured = read(tmp_path, text).providers["latency"]
-    assert measured.secs.tolist() == pytest.approx([0.998, 1.2345, 1.2345, 0.7, 0.0])
-    assert measured.failed.tolist() == [False, False, True, False, True]
-
-
-@pytest.mark.parametrize(
-    ("text", "unit", "found", "expected"),
-    [
-        ("500\n", "s", "s", [500]),
-        ("0.5\n", "ms", "ms", [0.0005]),
-        ("500\n", None, "ms", [0.5]),
-        ("0.5\n", None, "s", [0.5]),
-        ("490000\n", "us", "us", [0.49]),
-    ],
-)
-def test_the_unit_can_be_said(
-    tmp_path: Path, text: str, unit: str | None, found: str, expected: list[float]
-) -> None:
-    """And is told where it is not."""
-    recorded = read(tmp_path, text, **({"unit": unit} if unit else {}))
-    assert (recorded.unit or unit, secs(recorded)) == (found, {"latency": expected})
-
-
-def test_a_unit_that_cannot_be_is_not_guessed(tmp_path: Path) -> None:
-    """Nobody waits eight minutes for the usual answer; whose column says so, does."""
-    with pytest.raises(ReadingError, match="half of the latencies of x would be over 490 s: give"):
-        read(tmp_path, "x\n490000\n480000\n490000\n")
-
-
-def test_the_columns_can_be_said(tmp_path: Path) -> None:
-    """Then nothing else is taken, whatever it is called."""
-    text = "count,ttft\n0.5,0.1\n0.6,\n,0.2\n"
-    recorded = read(tmp_path, text, columns=["count"])
-    assert secs(recorded) == {"count": [0.5, 0.6]}
-    assert recorded.named_skips[0].endswith("csv:4: no field called count is a number")
-
-
-@pytest.mark.parametrize(
-    ("header", "row", "taken"),
-    [
-        ("created_at,request_id,ttft_ms", "1700000000,17,500", {"ttft": [0.5]}),
-        ("ts,model,prompt_tokens,ttft", "1,gpt,4000,0.5", {"ttft": [0.5]}),
-        (",ttft", "0,0.5", {"ttft": [0.5]}),
-        ("ttft_ms,duration_ms", "500,2000", {"ttft": [0.5]}),
-        ("claude_ms,local_ms,row", "500,100,1", {"claude": [0.5], "local": [0.1]}),
-        ("claude,local,completion_tokens", "0.5,0.1,80", {"claude": [0.5], "local": [0.1]}),
-    ],
-)
-def test_what_is_no_latency_is_left_out_and_named(
-    tmp_path: Path, header: str, row: str, taken: dict[str, list[float]]
-) -> None:
-    """Counts, times of day and numbers of rows; and what a column says that it is counts."""
-    recorded = read(tmp_path, f"{header}\n{row}\n")
-    assert secs(recorded) == taken
-    assert recorded.ignored
+    with pytest.raises(ReadingError, match=message):
+        read(tmp_path, text, **options)
 
 
 def test_a_turn_log(tmp_path: Path) -> None:
@@ -169,14 +95,6 @@ def test_a_turn_log(tmp_path: Path) -> None:
     assert recorded.turns == 4
 
 
-def test_a_log_as_one_list(tmp_path: Path) -> None:
-    """As an export of turns may be; what is wrong is named by its place."""
-    text = f"[{turn(attempt('a', 0.5))},\n{{}},\n{turn(attempt('a', 0.6))}]"
-    recorded = read(tmp_path, text, "turns.json")
-    assert secs(recorded) == {"a": [0.5, 0.6]}
-    assert recorded.named_skips == (f"{tmp_path}/turns.json:2: no field is a number",)
-
-
 def test_prices_follow_from_what_requests_cost(tmp_path: Path) -> None:
     """Exactly where prompts differ in size; where all are alike they come to the same dollars."""
     alike: dict[str, Any] = {"input_tokens": 1000, "output_tokens": 10}
@@ -195,27 +113,34 @@ def test_prices_follow_from_what_requests_cost(tmp_path: Path) -> None:
 
 
 def test_skipped_are_counted_and_named(tmp_path: Path) -> None:
-    """The first five by file, number and fault; the others are used."""
-    recorded = read(tmp_path, "0.5\nnever\n-1\nnan\n0.5,0.6\ninf\n0.7\nsoon\n")
+    """The first five by file, line and fault, without their content; the others are used."""
+    recorded = read(tmp_path, "\n0.5\nnever\n-1\nnan\n0.5,0.6\n\ninf\n0.7\nsoon\n")
     assert secs(recorded) == {"latency": [0.5, 0.7]}
     assert recorded.skipped == 6
     assert recorded.named_skips == tuple(
         f"{tmp_path / 'file.csv'}:{fault}"
         for fault in (
-            "2: no field is a number",
-            "3: -1.0 is not a latency",
-            "4: nan is not a latency",
-            "5: 2 cells under 1 columns",
-            "6: inf is not a latency",
+            "3: latency: not a number",
+            "4: latency: negative, or too large",
+            "5: latency: negative, or too large",
+            "6: more cells than columns",
+            "8: latency: negative, or too large",
         )
     )
+
+
+def test_foreign_lines_of_a_log_are_skipped(tmp_path: Path) -> None:
+    """A line of `TurnLatencyObserver` is none of them."""
+    lines = [turn(attempt("a", 0.5)), '{"anchor": "user_silence"}', "[]", "{", "{}", '{"a": null}']
+    recorded = read(tmp_path, "\n".join(lines), "turns.jsonl")
+    assert (secs(recorded), recorded.skipped) == ({"a": [0.5]}, 4)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.csv", b"", r"there is no latency in .*: give a turn log, or one"),
-        ("x.csv", b"nothing\nhere\n", r"there is no latency in .*: give a turn log, or one"),
+        ("x.csv", b"", r"there is no latency in .*: give a turn log, or a file"),
+        ("x.csv", b"nothing\nhere\n", r"there is no latency in .*csv:2: nothing: not a number"),
         ("x.wav", bytes(range(200, 256)) * 10, "is not text: give a turn log, JSONL or CSV"),
         ("none.csv", None, r"none\.csv cannot be read: No such file"),
         (".", None, "cannot be read: Is a directory"),
@@ -233,9 +158,9 @@ def test_a_file_without_latencies_is_refused(
 def test_several_files_are_one_stretch(tmp_path: Path) -> None:
     """In the order given, each with its own unit and kind."""
     (tmp_path / "one.csv").write_text("0.5\n")
-    (tmp_path / "two.jsonl").write_text("0.6\n")
+    (tmp_path / "two.jsonl").write_text('{"secs": 0.6}\n')
     (tmp_path / "log.jsonl").write_text(turn(attempt("x", 0.5)))
-    (tmp_path / "y.csv").write_text("y\n550\n")
+    (tmp_path / "y.csv").write_text("y_ms\n550\n")
     paths = [tmp_path / name for name in ("one.csv", "two.jsonl", "log.jsonl", "y.csv")]
     recorded = read_latencies(paths)
     assert secs(recorded) == {"latency": [0.5, 0.6], "x": [0.5], "y": [0.55]}

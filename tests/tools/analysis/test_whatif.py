@@ -19,7 +19,8 @@ from pipecat_hedge.policy import PROFILES
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
 from pipecat_hedge.tools.analysis.latency_files import Measured, Recorded, read_latencies
 from pipecat_hedge.tools.analysis.statistics import percentile
-from pipecat_hedge.tools.analysis.whatif import Answer, Question, show, what_if
+from pipecat_hedge.tools.analysis.whatif import Answer, Question, what_if
+from pipecat_hedge.tools.analysis.whatif_command import caveats, show, why
 from tests.service.builders import racing
 from tests.support.line import Line
 from tests.tools.conftest import Ran
@@ -91,8 +92,8 @@ def test_where_a_request_is_worth_a_lot_more_are_sent() -> None:
         )
         for worth in (1.0, 0.0)
     )
-    assert thrifty.outcome(thrifty.recommended).extra_requests < 0.1
-    assert generous.recommended == "race(2)"
+    assert thrifty.outcome(thrifty.choice.policy).extra_requests < 0.1
+    assert generous.choice.policy == "race(2)"
 
 
 def test_an_interval_holds_what_other_files_of_the_size_show() -> None:
@@ -138,7 +139,7 @@ def test_what_was_measured_side_by_side_needs_no_assumption() -> None:
     assert race.percentiles["p99"] > 5.0
     faster = float(np.median(np.minimum(one, other)))
     assert race.percentiles["p50"] == pytest.approx(faster, abs=0.01)
-    assert "both providers were measured in the same turns" in answer.independence.caveat
+    assert "both providers were measured in the same turns" in next(caveats(answer))
     assert answer.independence.slow_together == pytest.approx(0.5, abs=0.15)  # 5 % of the slow 10 %
 
 
@@ -176,7 +177,7 @@ STALLS = np.where(chance(0.1, 2000, 3), 5.0, 0.5) + np.random.default_rng(4).uni
 
 
 @pytest.mark.parametrize(
-    ("providers", "deadline_secs", "why"),
+    ("providers", "deadline_secs", "reason"),
     [
         (
             [measured("gemini", trace("gemini-3.6-flash", 3000))],
@@ -202,12 +203,12 @@ STALLS = np.where(chance(0.1, 2000, 3), 5.0, 0.5) + np.random.default_rng(4).uni
     ids=["light tail", "slow together", "slow second", "in time"],
 )
 def test_not_to_hedge_has_its_reason(
-    providers: list[Measured], deadline_secs: float | None, why: str
+    providers: list[Measured], deadline_secs: float | None, reason: str
 ) -> None:
     question = replace(FAST, deadline_secs=deadline_secs)
     answer = asked(*providers, question=question)
-    assert answer.recommended == "no hedging"
-    assert re.search(why, answer.why)
+    assert answer.choice.policy == "no hedging"
+    assert re.search(reason, why(answer))
 
 
 @pytest.mark.parametrize("kind", ["censored", "failed"])
@@ -240,7 +241,7 @@ def test_failures_alone_are_no_reason_to_hedge() -> None:
     """They are replaced without: what is compared is what hedging does beyond that."""
     secs = np.random.default_rng(2).normal(0.5, 0.03, 2000)
     answer = asked(measured("x", secs, failed=chance(0.05, 2000, 1)))
-    assert answer.recommended == "fallback(2)"
+    assert answer.choice.policy == "fallback(2)"
 
 
 def test_what_was_cut_short_is_estimated() -> None:
@@ -252,7 +253,7 @@ def test_what_was_cut_short_is_estimated() -> None:
     for name, p in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
         expected = percentile(np.sort(truth), p)
         assert answer.policies[0].percentiles[name] == pytest.approx(expected, rel=0.12)
-    assert any(f"{cut.sum()} requests to gpt were cancelled" in each for each in answer.caveats)
+    assert any(f"{cut.sum()} requests to gpt were cancelled" in each for each in caveats(answer))
 
 
 def test_a_log_of_races_cannot_tell_how_long_a_tail_is() -> None:
@@ -263,7 +264,7 @@ def test_a_log_of_races_cannot_tell_how_long_a_tail_is() -> None:
     bound = answer.policies[0].at_least["p99"]
     unhedged = next(row for row in show(answer, 120).splitlines() if "no hedging" in row)
     assert f"> {1000 * bound:.0f} ms" in unhedged
-    assert "so the tail is unknown: log some turns under" in answer.why
+    assert "so the tail is unknown: log some turns under" in why(answer)
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -273,7 +274,7 @@ def test_turns_that_are_slow_together_are_found_out(together: bool) -> None:
     if together:
         secs[np.repeat(chance(0.04, 200, 2), 20)] += 4.0
     answer = asked(measured("x", secs))
-    assert any(each.startswith("slow turns cluster") for each in answer.caveats) is together
+    assert any(each.startswith("slow turns cluster") for each in caveats(answer)) is together
     assert ((answer.independence.clustering or 0) > 3) is together
 
 
@@ -285,14 +286,14 @@ def test_a_larger_file_is_sampled_and_it_says_so() -> None:
     question = Question(budgets=(), max_turns=5000)
     answer = asked(measured("x", trace(HOSTED, 30_000)), question=question)
     assert answer.replayed == 5000
-    assert "5,000 of 30,000 turns were replayed, in blocks of 1,000" in answer.caveats[0]
+    assert "5,000 of 30,000 turns were replayed, in blocks of 1,000" in next(caveats(answer))
 
 
 def test_few_turns_have_no_p99_and_a_caveat() -> None:
     """Six latencies are a hint; a hundred have a p99."""
     few = asked(measured("x", trace(HOSTED, 6)))
     assert "p99" not in show(few).replace("SingleR(p99", "").replace("have no p99", "")
-    assert few.caveats == ("6 turns have no p99: the result is rough",)
+    assert [*caveats(few)] == ["6 turns have no p99: the result is rough"]
     assert few.replayed == 600
     assert " p99 " in show(asked(measured("x", trace(HOSTED, 100))))
 
@@ -356,6 +357,10 @@ def test_json_for_programs(tmp_path: Path, ran: Callable[..., Ran]) -> None:
     assert (status, answer["version"], answer["turns"]) == (0, 2, 300)
     policies = {policy["policy"]: policy for policy in answer["policies"]}
     assert answer["recommended"] in policies
+    assert (bool(answer["why"]), answer["caveats"]) == (
+        True,
+        ["300 turns are too few beyond the p97"],
+    )
     race = policies["race(2)"]
     assert race["extra_requests"] == 1.0
     interval = race["intervals"]["p95"]

@@ -10,15 +10,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipecat_hedge.tools.bench.drill.command import table
-from pipecat_hedge.tools.bench.drill.figures import (
+from pipecat_hedge.tools.bench.drill.command import (
     Figures,
     failed_checks,
     failed_goal,
     figures,
+    table,
     worst_requests_per_turn,
 )
-from pipecat_hedge.tools.bench.drill.running import Counts, Record, need, read_lines
+from pipecat_hedge.tools.bench.drill.running import (
+    FALLBACK,
+    Began,
+    Counts,
+    Outcome,
+    Record,
+    Sent,
+    Turn,
+    need,
+    outcome_of,
+    read_lines,
+)
 from pipecat_hedge.tools.bench.drill.scenarios import (
     ANSWER,
     DRILLS,
@@ -27,14 +38,6 @@ from pipecat_hedge.tools.bench.drill.scenarios import (
     Drill,
     Event,
     Variant,
-)
-from pipecat_hedge.tools.bench.drill.worker import (
-    FALLBACK,
-    Began,
-    Outcome,
-    Sent,
-    Turn,
-    outcome_of,
 )
 from pipecat_hedge.tools.simulator import parse_model, read_conditions
 from tests.tools.analysis.made_up import attempt

@@ -11,10 +11,10 @@ import pytest
 
 from pipecat_hedge import cli
 from pipecat_hedge.race import HedgeError
-from pipecat_hedge.tools.bench.drill import has_redis
-from pipecat_hedge.tools.bench.drill.figures import figures
+from pipecat_hedge.tools.bench.drill.command import figures
 from pipecat_hedge.tools.bench.drill.running import Fleet, run_drill
 from pipecat_hedge.tools.bench.drill.scenarios import FIRST, PROVIDERS, VARIANTS, Drill, Event
+from pipecat_hedge.tools.bench.redis_process import has_redis
 
 pytestmark = pytest.mark.live
 

@@ -14,12 +14,11 @@ from pipecat_hedge.tools.analysis.agreement import CHECKS
 from pipecat_hedge.tools.analysis.pairs import Pair, read_pairs, wilson
 from pipecat_hedge.tools.analysis.turn_log import NAMED, printable
 from pipecat_hedge.tools.formatting import (
+    TextTable,
     count,
-    paragraph,
     print_json,
     share,
-    terminal_width,
-    text_table,
+    text_of,
 )
 
 if TYPE_CHECKING:
@@ -134,19 +133,19 @@ def run(args: argparse.Namespace) -> int:
         found = {"comparisons": comparisons, "judgements": judgements, "skipped": len(skipped)}
         print_json(found, version=1)
     else:
-        print(shown(comparisons, width := terminal_width()))
+        print(shown(comparisons))
         for each in judgements:
             print(f"\n{_judged(each)}")
         if args.errors is not None:
             print(f"\n{_advice(pairs, args.errors)}")
         if skipped:
             lines = f"{count(len(skipped), 'line')} skipped: {'; '.join(skipped[:NAMED])}"
-            print(f"\n{paragraph(lines, width, '  ')}")
+            print(f"\n{text_of([lines])}")
     is_below = args.floor is not None and any(c.agreement < args.floor for c in comparisons)
     return 1 if is_below else 0
 
 
-def shown(comparisons: Sequence[Comparison], width: int) -> str:
+def shown(comparisons: Sequence[Comparison]) -> str:
     """Return tables of the pairs of providers, and the worst answers side by side."""
     checks = [*CHECKS, "length"]
     agreements = [
@@ -161,14 +160,15 @@ def shown(comparisons: Sequence[Comparison], width: int) -> str:
         [_names(each.names), *(str(each.differs_by.get(check, 0)) for check in checks)]
         for each in comparisons
     ]
-    parts = [
-        text_table(["providers", "turns", "agree (95 %)"], agreements, width),
+    tables = [
+        TextTable(["providers", "turns", "agree (95 %)"], agreements),
         "\nTurns that differ, by check",
-        text_table(["providers", *checks], differing, width),
+        TextTable(["providers", *checks], differing),
     ]
-    for pair in (pair for each in comparisons for pair in each.worst):
-        parts.append(f"\n{_side_by_side(pair, ', '.join(pair.differs_by))}")
-    return "\n".join(parts)
+    worst = (pair for each in comparisons for pair in each.worst)
+    return "\n\n".join(
+        [text_of(tables), *(_side_by_side(pair, ", ".join(pair.differs_by)) for pair in worst)]
+    )
 
 
 def _judged(found: Judgement) -> str:

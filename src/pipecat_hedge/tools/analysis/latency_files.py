@@ -1,9 +1,7 @@
-"""Reads latencies for ``whatif``: from turn logs, and from plain files of numbers.
+"""Reads latencies for ``whatif``: turn logs, and CSV or JSONL with a column of times.
 
-Plain files are JSONL (a number, a list or an object per line), a JSON list, or CSV with or without
-a header: one number per line, or one column per provider. The unit is in the cell (``487 ms``), in
-the column's name (``ttft_ms``) or given with ``unit``; else a median above 30 means milliseconds.
-An unusable line is counted and named.
+`read_latencies` describes which column is read, and in which unit. An unusable line is counted
+and named.
 """
 
 from __future__ import annotations
@@ -11,8 +9,6 @@ from __future__ import annotations
 import csv
 import itertools
 import json
-import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,22 +19,24 @@ import numpy as np
 
 from pipecat_hedge.race import AttemptReport, TurnReport
 from pipecat_hedge.tools.analysis.statistics import Bools, Floats, Ints
-from pipecat_hedge.tools.analysis.turn_log import NAMED, ReadingError, named, parse_turn, printable
+from pipecat_hedge.tools.analysis.turn_log import (
+    NAMED,
+    ReadingError,
+    figure,
+    named,
+    parse_turn,
+    printable,
+)
 
-Unit: TypeAlias = Literal["auto", "s", "ms", "us", "ns"]
+Unit: TypeAlias = Literal["s", "ms"]
 
 COLUMN = "latency"
-"""The provider's name if a file has none."""
-SURELY_MS, MAX_MEDIAN_SECS, MAX_FIGURE = 30.0, 60.0, 1e12
-_FACTORS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-_UNIT = r"(ms|us|µs|ns|secs|seconds|sec|s)"
-_CELL = re.compile(rf"([-+]?[\d.]+(?:e[-+]?\d+)?)\s*{_UNIT}", re.I)
-_NAME = re.compile(rf"(.*?)(?:_|\s?[(\[]|\s){_UNIT}[)\]]?", re.I)
-_FAILED = re.compile(r"(timed?[ _-]?out)|error|failed|failure|exception", re.I)
-_IS_LATENCY = re.compile(r".*(ttft|latency|first_token).*", re.I)
-_NO_LATENCY = re.compile(
-    r"|at|ts|time|timestamp|turn|row|date|index|status|.*(^|_)(id|at|tokens?|count|code)", re.I
-)
+"""The column of a file without a header, one figure per line."""
+KNOWN_COLUMNS = ("ttft_ms", "ttft_secs", "ms", "secs")
+"""Columns that are read unasked; the first of them that a file has."""
+MOST_MEDIAN_SECS = 30.0
+"""A median above this many seconds is refused if neither the name nor the user says the unit."""
+FACTORS = {"s": 1.0, "secs": 1.0, "ms": 1e-3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +81,10 @@ class Recorded:
         turns: The number of turns.
         skipped: The number of unusable lines.
         named_skips: The first of them, with file, line and fault.
-        unit: The unit of the figures: ``s``, ``ms``, ``us`` or ``ns``.
+        unit: ``ms`` if a column was read as milliseconds, else ``s``.
         prompt_tokens: The mean size of a prompt, if logged.
         lost_tokens: The mean output of an attempt that lost, if logged.
         lost_usd: The mean cost of an attempt that lost, if logged.
-        ignored: Numeric columns that are not latencies.
         usd_per_mtok: Providers' prices per million ``(input, output)`` tokens, if tokens and costs
             are logged.
         usd_per_answer: By provider, the mean cost of a request that won, if logged.
@@ -98,11 +95,10 @@ class Recorded:
     turns: int
     skipped: int = 0
     named_skips: tuple[str, ...] = ()
-    unit: str = "s"
+    unit: Unit = "s"
     prompt_tokens: float | None = None
     lost_tokens: float | None = None
     lost_usd: float | None = None
-    ignored: tuple[str, ...] = ()
     usd_per_mtok: Mapping[str, tuple[float, float]] = field(
         default_factory=dict[str, tuple[float, float]]
     )
@@ -111,30 +107,39 @@ class Recorded:
 
 
 def read_latencies(
-    paths: Sequence[str | Path], *, unit: Unit = "auto", columns: Sequence[str] = ()
+    paths: Sequence[str | Path], *, unit: Unit | None = None, columns: Sequence[str] = ()
 ) -> Recorded:
     """Read files as one sequence of turns, in the order given.
 
     Args:
-        paths: Turn logs, JSONL or CSV.
-        unit: The unit of plain figures; ``auto`` infers it from names and size.
-        columns: The latency columns; empty infers them from their names.
+        paths: Turn logs, CSV files, and JSONL files with an object per line. A column ``provider``
+            names the provider; otherwise the latency column does.
+        unit: The unit of columns whose names do not end in ``_ms`` or ``_secs``; None is seconds,
+            unless half of them would be over 30 s.
+        columns: The latency columns, one per provider; empty is one of `KNOWN_COLUMNS`, or the
+            only column.
 
     Raises:
-        ReadingError: If a file cannot be read, no file has a latency, or a unit is implausible.
+        ReadingError: If a file cannot be read or has no such column, no file has a latency, or a
+            unit is implausible.
     """
-    reader = _Reader(columns)
+    reader = _Reader()
     for path in map(Path, paths):
         with named(path), path.open(encoding="utf-8-sig", newline="") as file:
-            for number, record in _records(path, file):
-                reader.take(path, number, record)
+            for number, record in _records(file):
+                try:
+                    if isinstance(record, ValueError):
+                        raise record
+                    if "attempts" in record:
+                        reader.take_turn(parse_turn(record))
+                    elif "anchor" not in record:  # a line of TurnLatencyObserver(log=...)
+                        reader.take_columns(record, _latency_columns(record, columns), unit)
+                except ValueError as e:
+                    reader.skip(path, number, str(e))
     if not reader.turns:
-        detail = f"; {reader.named[0]}" if reader.named else ""
-        raise ReadingError(
-            f"there is no latency in {', '.join(map(str, paths))} ({reader.skipped} bad lines"
-            f"{detail}): give a turn log, or one number per line or column"
-        )
-    return reader.recorded(unit)
+        why = reader.named[0] if reader.named else "give a turn log, or a file with a column"
+        raise ReadingError(f"there is no latency in {', '.join(map(str, paths))}: {why}")
+    return reader.recorded()
 
 
 def recorded_from(reports: Iterable[TurnReport]) -> Recorded:
@@ -146,58 +151,32 @@ def recorded_from(reports: Iterable[TurnReport]) -> Recorded:
     Raises:
         ReadingError: If no turn has a request.
     """
-    reader = _Reader(())
+    reader = _Reader()
     for report in reports:
         reader.take_turn(report)
     if not reader.turns:
         raise ReadingError("no turn has a request: there is no latency to replay")
-    return reader.recorded("s")
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """A cell that stands for a failure; a timeout took as long as the slowest answer."""
-
-    is_timeout: bool
-
-
-class _Seconds(float):
-    """A figure whose cell has a unit."""
+    return reader.recorded()
 
 
 class _Reader:
     """Collects observations, record by record."""
 
-    def __init__(self, columns: Sequence[str]) -> None:
-        self._columns = columns
+    def __init__(self) -> None:
         self._found: dict[str, list[tuple[float, bool, bool, int]]] = {}
-        self._units: dict[str, str] = {}
+        self._unit: Unit = "s"
+        self._unstated = dict[str, str]()
         self._firsts = Counter[str]()
         self._attempts: list[AttemptReport] = []
         self._prompts: list[int] = []
-        self._ignored: dict[str, None] = {}
         self._routed: list[tuple[str, float]] = []
         self.turns = self.skipped = 0
         self.named: list[str] = []
 
-    def take(self, path: Path, number: int, record: Any) -> None:
-        try:
-            if isinstance(record, ValueError):
-                raise record
-            if isinstance(record, dict) and "attempts" in record:
-                self.take_turn(parse_turn(record))
-            elif isinstance(record, dict) and "anchor" in record:
-                pass  # a line of TurnLatencyObserver(log=...)
-            elif isinstance(record, dict):
-                self._take_columns(record)
-            elif isinstance(record, list):
-                self._take_columns({f"{COLUMN} {n}": value for n, value in enumerate(record, 1)})
-            else:
-                self._take_columns({COLUMN: record})
-        except ValueError as e:
-            self.skipped += 1
-            if len(self.named) < NAMED:
-                self.named.append(f"{printable(str(path))}:{number}: {e}")
+    def skip(self, path: Path, number: int, why: str) -> None:
+        self.skipped += 1
+        if len(self.named) < NAMED:
+            self.named.append(f"{printable(str(path))}:{number}: {why}")
 
     def take_turn(self, report: TurnReport) -> None:
         sent = [a for a in report.attempts if a.sent_secs is not None]
@@ -206,7 +185,6 @@ class _Reader:
                 return
             raise ValueError("a turn without attempts")
         for attempt in sent:
-            self._units[attempt.provider] = "s"
             if attempt.ttft_secs is not None:
                 self._add(attempt.provider, attempt.ttft_secs)
                 continue
@@ -221,58 +199,47 @@ class _Reader:
         self._attempts += sent
         self.turns += 1
 
-    def _take_columns(self, record: dict[str, Any]) -> None:
-        numeric = {
-            name: value
-            for name, value in record.items()
-            if isinstance(value, (int, float, _Failure)) and not isinstance(value, bool)
-        }
-        taken = [name for name in self._columns if name in numeric]
-        if not self._columns:
-            # A text such as "error" is a failure only in a column that also has numbers.
-            taken = [
-                name
-                for name in _latency_columns(list(numeric))
-                if not isinstance(numeric[name], _Failure) or _split(name)[0] in self._found
-            ]
-        others = (n for n, v in numeric.items() if n not in taken and not isinstance(v, _Failure))
-        self._ignored.update(dict.fromkeys(others))
-        if not taken:
-            wanted = f" called {' or '.join(self._columns)}" if self._columns else ""
-            raise ValueError(f"no field{wanted} is a number")
-        for value in (numeric[name] for name in taken):
-            if not isinstance(value, _Failure) and not 0 <= value <= MAX_FIGURE:
-                raise ValueError(f"{str(value)[:20]} is not a latency")
+    def take_columns(
+        self, record: Mapping[str, Any], columns: Sequence[str], unit: Unit | None
+    ) -> None:
+        found = {name: value for name in columns if (value := figure(record, name)) is not None}
+        if not found:
+            raise ValueError(f"{', '.join(columns)}: empty")
         provider = record.get("provider")
-        for name in taken:
-            value, (column, unit) = numeric[name], _split(name)
-            if isinstance(provider, str) and len(taken) == 1:
-                column = provider
-            if isinstance(value, _Failure):
-                self._add(column, math.nan if value.is_timeout else 0.0, failed=True)
-                continue
-            if isinstance(value, _Seconds) or unit is not None:
-                self._units[column] = "s" if isinstance(value, _Seconds) else unit or "s"
-            self._add(column, float(value))
+        for column, value in found.items():
+            name, factor = _named_unit(column)
+            if isinstance(provider, str) and len(columns) == 1:
+                name = provider
+            if factor is None and unit is None:
+                self._unstated[name] = column
+            factor = factor or FACTORS[unit or "s"]
+            if factor < 1:
+                self._unit = "ms"
+            self._add(name, factor * value)
         self.turns += 1
 
     def _add(self, name: str, secs: float, *, censored: bool = False, failed: bool = False) -> None:
         self._found.setdefault(name, []).append((secs, censored, failed, self.turns))
 
-    def recorded(self, unit: Unit) -> Recorded:
+    def recorded(self) -> Recorded:
         order = sorted(self._found, key=lambda n: (-self._firsts[n], -len(self._found[n])))
-        units = {name: self._unit_of(name, unit) for name in order}
+        providers = {name: _measured(name, self._found[name]) for name in order}
+        for name, column in self._unstated.items():
+            if (median := float(np.median(providers[name].secs))) > MOST_MEDIAN_SECS:
+                raise ReadingError(
+                    f"half of the figures of {column} are over {median:,.0f}: give --unit ms, "
+                    "or --unit s if they are seconds"
+                )
         lost = [a for a in self._attempts if a.outcome == "superseded"]
         return Recorded(
-            {name: _measured(name, self._found[name], _FACTORS[units[name]]) for name in order},
+            providers,
             self.turns,
             self.skipped,
             tuple(self.named),
-            next((each for each in units.values() if each != "s"), "s"),
+            self._unit,
             _mean(self._prompts),
             _mean([a.output_tokens for a in lost]),
             _mean([a.usd for a in lost]),
-            tuple(self._ignored),
             _prices(self._attempts),
             {name: cost for name in order if (cost := self._usd_of(name)) is not None},
             self._routed,
@@ -281,28 +248,10 @@ class _Reader:
     def _usd_of(self, name: str) -> float | None:
         return _mean([a.usd for a in self._attempts if a.provider == name and a.outcome == "won"])
 
-    def _unit_of(self, name: str, unit: Unit) -> str:
-        if name in self._units:
-            return self._units[name]
-        if unit != "auto":
-            return unit
-        answers = [secs for secs, _, failed, _ in self._found[name] if not failed]
-        median = float(np.median(answers)) if answers else 0.0
-        guess = "ms" if median > SURELY_MS else "s"
-        if (secs := median * _FACTORS[guess]) > MAX_MEDIAN_SECS:
-            raise ReadingError(
-                f"half of the latencies of {name} would be over {secs:,.0f} s: give their unit, "
-                "such as --unit us"
-            )
-        return guess
 
-
-def _measured(name: str, found: list[tuple[float, bool, bool, int]], factor: float) -> Measured:
-    secs, censored, failed, row = (list(column) for column in zip(*found, strict=True))
-    times = np.asarray(secs, np.float64) * factor
-    times = np.where(np.isnan(times), float(np.nanmax(times, initial=0.0)), times)
-    flags = np.asarray(censored, np.bool_), np.asarray(failed, np.bool_)
-    return Measured(name, times, *flags, np.asarray(row, np.int64))
+def _measured(name: str, found: list[tuple[float, bool, bool, int]]) -> Measured:
+    secs, censored, failed, row = (np.asarray(column) for column in zip(*found, strict=True))
+    return Measured(name, secs, censored, failed, row)
 
 
 def _prices(attempts: Sequence[AttemptReport]) -> dict[str, tuple[float, float]]:
@@ -324,80 +273,58 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def _latency_columns(names: list[str]) -> list[str]:
-    """Return the columns named as latencies, else those with a unit, else all candidates."""
-    possible = [name for name in names if not _NO_LATENCY.fullmatch(name)]
-    named = [name for name in possible if _IS_LATENCY.fullmatch(name)]
-    return named or [name for name in possible if _split(name)[1]] or possible
+def _latency_columns(record: Mapping[str, Any], wanted: Sequence[str]) -> Sequence[str]:
+    """Return the columns to read: the wanted ones, a known one, or the only one."""
+    others = [name for name in record if name != "provider"]
+    columns = [name for name in wanted or KNOWN_COLUMNS if name in record]
+    if not columns and not wanted and len(others) == 1:
+        return others
+    if not columns:
+        missing = f"no column {' or '.join(wanted)}" if wanted else "several columns"
+        raise ValueError(
+            f"{missing}: name that of the latencies with --column; found: {', '.join(record)}"
+        )
+    return columns if wanted else columns[:1]
 
 
-def _split(name: str) -> tuple[str, str | None]:
-    """Split a column's name into name and unit, if it has one."""
-    found = _NAME.fullmatch(name)
-    return (name, None) if found is None else (found[1] or COLUMN, _unit(found[2]))
+def _named_unit(column: str) -> tuple[str, float | None]:
+    """Split a column's name into the provider's name, and its unit in seconds if it has one."""
+    name, _, unit = column.rpartition("_")
+    return (name or COLUMN, FACTORS[unit]) if unit in ("ms", "secs") else (column, None)
 
 
-def _unit(name: str) -> str:
-    lower = name.lower().replace("µ", "u")
-    return lower if lower in _FACTORS else "s"
-
-
-def _records(path: Path, file: Iterable[str]) -> Iterator[tuple[int, Any]]:
-    """Yield each record with its line, or its index in a JSON list; a ValueError for a bad line."""
-    lines = ((number, line.strip()) for number, line in enumerate(file, 1))
-    filled = ((number, line) for number, line in lines if line)
-    first = next(filled, None)
-    if first is None:
+def _records(file: Iterable[str]) -> Iterator[tuple[int, dict[str, Any] | ValueError]]:
+    """Yield each record with its line: JSONL if the first line is an object, else CSV."""
+    numbered = enumerate(file, 1)
+    begin, first = next(((n, line) for n, line in numbered if line.strip()), (1, ""))
+    lines = itertools.chain([first], (line for _, line in numbered))
+    if first.lstrip().startswith("{"):
+        for number, line in enumerate(lines, begin):
+            if line.strip():
+                yield number, _parsed(line)
         return
-    rest = itertools.chain([first], filled)
-    if first[1].startswith("["):
-        kept = list(rest)
-        try:
-            yield from enumerate(printable(json.loads(" ".join(line for _, line in kept))), 1)
-            return
-        except (ValueError, RecursionError):
-            rest = iter(kept)
-    elif not (first[1].startswith("{") or path.suffix in (".jsonl", ".ndjson", ".json")):
-        yield from _csv_records(rest)
-        return
-    for number, line in rest:
-        try:
-            yield number, printable(json.loads(line))
-        except (ValueError, RecursionError):
-            yield number, ValueError("not JSON")
+    has_header = not isinstance(_cell(first), float)
+    rows = csv.DictReader(lines, None if has_header else [COLUMN])
+    if rows.fieldnames is not None:
+        rows.fieldnames = [printable(name.strip()) for name in rows.fieldnames]
+    for row in rows:
+        cells = {name: _cell(cell) for name, cell in row.items() if isinstance(name, str)}
+        number, is_whole = begin + rows.line_num - 1, len(cells) == len(row)
+        yield number, cells if is_whole else ValueError("more cells than columns")
 
 
-def _csv_records(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, Any]]:
-    header, separator = list[str](), ","
-    for number, line in lines:
-        if not header:
-            separator = next((s for s in ";\t|" if s in line), ",")
-            header = _cells(line, separator)
-            if not any(isinstance(_cell(cell, separator), float) for cell in header):
-                continue
-            several = len(header) > 1
-            header = [f"{COLUMN} {n + 1}" if several else COLUMN for n in range(len(header))]
-        cells = _cells(line, separator)
-        if len(cells) > len(header):
-            yield number, ValueError(f"{len(cells)} cells under {len(header)} columns")
-            continue
-        given = zip(header, cells, strict=False)
-        yield number, {name: _cell(cell, separator) for name, cell in given if cell}
-
-
-def _cells(line: str, separator: str) -> list[str]:
-    return [printable(cell.strip()) for cell in next(csv.reader([line], delimiter=separator))]
-
-
-def _cell(cell: str, separator: str) -> float | str | _Failure:
-    """Parse a cell: a figure (in seconds if it has a unit), a failure, or text."""
-    if (failed := _FAILED.fullmatch(cell)) is not None:
-        return _Failure(is_timeout=failed[1] is not None)
-    # A comma in a cell is a decimal point, or in comma-separated files a thousands separator.
-    plain = cell.replace(",", "" if separator == "," else ".")
+def _parsed(line: str) -> dict[str, Any] | ValueError:
     try:
-        if (found := _CELL.fullmatch(plain)) is not None:
-            return _Seconds(float(found[1]) * _FACTORS[_unit(found[2])])
-        return float(plain)
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return ValueError("not JSON")
+    return printable(record) if isinstance(record, dict) else ValueError("not an object")
+
+
+def _cell(text: str | None) -> float | str | None:
+    """Parse a CSV file's cell; None is empty."""
+    plain = (text or "").strip()
+    try:
+        return float(plain) if plain else None
     except ValueError:
-        return cell
+        return printable(plain)

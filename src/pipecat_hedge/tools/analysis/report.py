@@ -1,42 +1,24 @@
-"""``pipecat-hedge report``: callers' waits, provider incidents, and the effect of hedging."""
+"""Computes callers' waits, provider incidents, and the effect of hedging. Pure."""
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, tzinfo
-from pathlib import Path
 from typing import Literal, TypeAlias
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
 
 from pipecat_hedge.policy import Slo, classify_llm, classify_wait
-from pipecat_hedge.race import AttemptReport, ConfigurationError
+from pipecat_hedge.race import AttemptReport
 from pipecat_hedge.tools.analysis.incidents import Incident, attempt_waits, incidents_of
 from pipecat_hedge.tools.analysis.latency_files import recorded_from
 from pipecat_hedge.tools.analysis.slow_turns import SlowTurn, slowest_turns
-from pipecat_hedge.tools.analysis.statistics import Bootstrap, Floats, Interval, Quantile, Waits
-from pipecat_hedge.tools.analysis.turn_log import Log, LoggedTurn, ReadingError, read_logs
-from pipecat_hedge.tools.analysis.whatif import Answer, Question, show, what_if
-from pipecat_hedge.tools.formatting import (
-    OBJECTIVES,
-    UNKNOWN,
-    between,
-    count,
-    paragraph,
-    print_json,
-    progress_bar,
-    secs,
-    share,
-    templates,
-    terminal_width,
-    text_table,
-    usd,
-)
+from pipecat_hedge.tools.analysis.statistics import Bootstrap, Floats, Interval, Waits
+from pipecat_hedge.tools.analysis.turn_log import Log, LoggedTurn, ReadingError
+from pipecat_hedge.tools.analysis.whatif import Answer, Question, what_if
 
 FEW, P99_TURNS = 100, 500
 """Fewer turns get a caveat; from 500 turns on the p99 shows the effect of hedging."""
@@ -170,8 +152,6 @@ class Report:
 
     Parameters:
         files: The logs' names.
-        headline: The most important results, a sentence each.
-        caveat: A limitation of the figures, or empty.
         skipped: Unusable lines.
         named_skips: The first of them.
         begin_at: The beginning of the first turn, in seconds since the epoch; None unless all times
@@ -179,6 +159,8 @@ class Report:
         end_at: The end of the last turn.
         outcomes: Turns by outcome.
         degraded: Turns with the fallback text.
+        known_answers: By source, turns that were answered without a request.
+        withdrawn: Speculative turns that were withdrawn; they are left out of all others.
         all_turns: All turns.
         tiers: The turns of each tier.
         periods: The turns of each period; empty unless all times are known.
@@ -191,19 +173,20 @@ class Report:
         usd_per_success: The cost of a completely answered turn; None if unknown.
         slowest: The slowest turns.
         whatif: The results of other policies; None if nothing was replayed.
+        keeps_policy: Whether the recommended policy is as good as the log's own.
         other_files: The names of the logs compared with.
         comparison: The figures of both logs, if there is another one.
     """
 
     files: tuple[str, ...]
-    headline: tuple[str, ...]
-    caveat: str
     skipped: int
     named_skips: tuple[str, ...]
     begin_at: float | None
     end_at: float | None
     outcomes: dict[str, int]
     degraded: int
+    known_answers: dict[str, int]
+    withdrawn: int
     all_turns: Group
     tiers: tuple[Group, ...]
     periods: tuple[Group, ...]
@@ -216,8 +199,25 @@ class Report:
     usd_per_success: float | None
     slowest: tuple[SlowTurn, ...]
     whatif: Answer | None
+    keeps_policy: bool
     other_files: tuple[str, ...]
     comparison: tuple[Difference, ...]
+
+    @property
+    def is_small(self) -> bool:
+        """Whether there are too few turns for a p99."""
+        return self.all_turns.turns < FEW
+
+    @property
+    def missed(self) -> list[ObjectiveResult]:
+        """The objectives that were missed, the worst first."""
+        missed = [o for o in self.objectives if o.turns and o.met < o.target * o.turns]
+        return sorted(missed, key=lambda o: o.met / o.turns - o.target)
+
+    @property
+    def slowest_p95_secs(self) -> float:
+        """The longest p95 of a period."""
+        return max((g.ttft.p95.secs for g in self.periods if g.ttft.p95), default=1.0)
 
 
 def report_of(
@@ -248,22 +248,16 @@ def report_of(
     successes = sum(turn.succeeded for turn in turns)
     tiers = dict.fromkeys(turn.report.tier for turn in turns)
     usual = {p.provider: p.ttft.p50.secs for p in providers if p.ttft.p50 is not None}
-    incidents, hedging = incidents_of(turns), _hedging(turns, answer)
-    objectives = _objectives(log, slo)
-    few = f"{count(len(turns), 'turn')} are too few for a p99: the percentiles are rough."
     return Report(
         log.files,
-        (
-            *_headline(all_turns, objectives, incidents, hedging, answer, zone),
-            *_sooner(log),
-        ),
-        few if len(turns) < FEW else "",
         log.skipped,
         tuple(log.named_skips),
         turns[0].began_at if is_timed else None,
         max(turn.at or 0.0 for turn in turns) if is_timed else None,
         dict(Counter(turn.report.outcome for turn in turns)),
         sum(turn.report.degraded_reason is not None for turn in turns),
+        dict(Counter(t.report.known_answer for t in turns if t.report.known_answer)),
+        log.withdrawn,
         all_turns,
         tuple(Group.of(tier, [t for t in turns if t.report.tier == tier]) for tier in tiers),
         _periods(turns, zone) if is_timed else (),
@@ -272,13 +266,14 @@ def report_of(
             [each.secs for each in log.voice_turns if each.answered],
             [each.secs for each in log.voice_turns if not each.answered],
         ),
-        objectives,
+        _objectives(log, slo),
         providers,
-        incidents,
-        hedging,
+        incidents_of(turns),
+        _hedging(turns, answer),
         cost / successes if cost is not None and successes else None,
         slowest_turns(turns, usual),
         answer,
+        answer is not None and _keeps_policy(answer),
         () if against is None else against.files,
         () if against is None else tuple(_compared(turns, against.turns)),
     )
@@ -425,6 +420,12 @@ def _hedging(turns: Sequence[LoggedTurn], answer: Answer | None) -> Hedging:
     return found
 
 
+def _keeps_policy(answer: Answer) -> bool:
+    mine, chosen = answer.outcome(AS_LOGGED), answer.outcome(answer.choice.policy)
+    interval, more = chosen.intervals["p95"], chosen.extra_requests - mine.extra_requests
+    return interval.low <= mine.percentiles["p95"] <= interval.high and abs(more) < SAME_REQUESTS
+
+
 def _compared(turns: Sequence[LoggedTurn], others: Sequence[LoggedTurn]) -> Iterable[Difference]:
     """Compare each figure of both logs, with its bootstrap interval."""
     both = [_resampled(each[-COMPARED_TURNS:], seed) for seed, each in enumerate((turns, others))]
@@ -469,320 +470,3 @@ def _resampled(turns: Sequence[LoggedTurn], seed: int) -> Iterable[_Figure]:
         total = weights @ below
         ratio = np.divide(weights @ above, total, out=np.full(len(total), np.nan), where=total > 0)
         yield name, unit, ratio, len(turns) >= MIN_TURNS
-
-
-def _sooner(log: Log) -> list[str]:
-    """Say what was answered without a request, and what was withdrawn."""
-    known = Counter(turn.report.known_answer for turn in log.turns if turn.report.known_answer)
-    lines = [f"{count(known[name], 'answer')} from {name}, without a request" for name in known]
-    if log.withdrawn:
-        lines.append(f"{count(log.withdrawn, 'speculative turn')} withdrawn, left out here")
-    return [f"{line}." for line in lines]
-
-
-def _headline(
-    all_turns: Group,
-    objectives: Sequence[ObjectiveResult],
-    incidents: Sequence[Incident],
-    hedging: Hedging,
-    answer: Answer | None,
-    zone: tzinfo | None,
-) -> Iterable[str]:
-    ttft = all_turns.ttft
-    waited = f"{_wait(ttft.p50)} (p50), {_wait(ttft.p95)} (p95), {_wait(ttft.longest)} at most"
-    yield f"{count(all_turns.turns, 'turn')}: callers waited {waited} for the first token."
-    if all_turns.unanswered or ttft.cut_short:
-        yield (
-            f"{count(all_turns.unanswered, 'turn')} had no complete answer; callers gave up on "
-            f"{count(ttft.cut_short)}."
-        )
-    missed = [p for p in objectives if p.turns and p.met < p.target * p.turns]
-    if missed:
-        worst = min(missed, key=lambda p: p.met / p.turns - p.target)
-        more = f", and {len(missed) - 1} more" if len(missed) > 1 else ""
-        yield f"SLO missed: {_objective_text(worst)}{more}."
-    for incident in incidents[:3]:
-        yield f"{_incident(incident, zone)}."
-    yield f"{_bought(hedging)}."
-    if answer is not None:
-        yield f"Recommended policy: {_recommended(answer)}."
-
-
-def _objective_text(result: ObjectiveResult) -> str:
-    met = result.met / result.turns if result.turns else None
-    return (
-        f"{OBJECTIVES[result.objective]} within {result.limit_secs:g} s for "
-        f"{result.tier or 'all callers'}, in {share(met)} of turns instead of "
-        f"{100 * result.target:g} %"
-    )
-
-
-def _incident(incident: Incident, zone: tzinfo | None) -> str:
-    """Describe an incident and its cost."""
-    when = f"in turns {incident.first_turn} to {incident.last_turn}"
-    if incident.begin_at is not None:
-        when = between(incident.begin_at, incident.end_at, zone)
-    if incident.kind == "failing":
-        failures = ", ".join(
-            f"{n} {name.replace('_', ' ')}" for name, n in incident.failures.items()
-        )
-        what = f"{incident.bad} of {incident.requests} requests failed or were slow ({failures})"
-    else:
-        what = f"p50 {_wait(incident.p50)} instead of {_wait(incident.usual_p50)}"
-    costs = list[str]()
-    if (incident.extra_wait_secs or 0.0) > 0:
-        costs.append(
-            f"{secs(incident.extra_wait_secs)} of waiting in {count(incident.turns, 'turn')}"
-        )
-    if lost := incident.unanswered + incident.given_up:
-        costs.append(f"{count(lost, 'turn')} without a complete answer")
-    if incident.extra_requests >= 1:
-        costs.append(f"{count(incident.extra_requests, 'request')} more")
-    if (incident.extra_usd or 0.0) > 0:
-        costs.append(usd(incident.extra_usd))
-    cost = f"Cost: {', '.join(costs)}" if costs else "No effect on callers"
-    return f"{incident.provider} was {incident.kind} {when}: {what}. {cost}"
-
-
-def _bought(hedging: Hedging) -> str:
-    """Describe the effect of hedging, in one figure."""
-    if not hedging.hedges:
-        return "No turn was hedged"
-    text = f"{count(hedging.hedges, 'hedge')}, {share(hedging.extra_requests)} more requests"
-    if hedging.with_secs is None or hedging.without_secs is None:
-        return text
-    if not hedging.is_known:
-        return f"{text}; the effect is unknown: hedges cancelled the slow requests"
-    return (
-        f"Hedging: {hedging.percentile} {secs(hedging.with_secs)} instead of "
-        f"{secs(hedging.without_secs)} (replayed), for {share(hedging.extra_requests)} more "
-        "requests"
-    )
-
-
-def _recommended(answer: Answer) -> str:
-    mine, chosen = answer.outcome(AS_LOGGED), answer.outcome(answer.recommended)
-    interval, more = chosen.intervals["p95"], chosen.extra_requests - mine.extra_requests
-    if interval.low <= mine.percentiles["p95"] <= interval.high and abs(more) < SAME_REQUESTS:
-        return "keep the one of the log"
-    return (
-        f"{answer.recommended}. p95 {secs(chosen.percentiles['p95'])} instead of "
-        f"{secs(mine.percentiles['p95'])} with the policy of the log, "
-        f"{share(chosen.extra_requests)} more requests instead of {share(mine.extra_requests)}"
-    )
-
-
-def summary_of(report: Report, zone: tzinfo | None = None, width: int = 80) -> str:
-    """Format the report for a terminal.
-
-    Args:
-        report: The report.
-        zone: The time zone; None is the local one.
-        width: Columns of the terminal.
-    """
-    lines = [paragraph(f"- {each}", width, "  ") for each in report.headline]
-    if report.caveat:
-        lines.append(paragraph(f"- {report.caveat}", width, "  "))
-    tables = [_waits_table(report), _providers_table(report)]
-    if report.objectives:
-        tables.append(_objectives_table(report))
-    if report.comparison:
-        tables.append(_comparison_table(report))
-    for title, heads, rows in tables:
-        lines += [
-            "",
-            title,
-            text_table(heads, rows, width, ("difference (95 %)", "first", "cost", "p99")),
-        ]
-    lines += ["", "Slowest turns"]
-    lines += [
-        paragraph(
-            f"{secs(turn.waited_secs, at_least=turn.given_up)}: {turn.explanation}", width, "  "
-        )
-        for turn in report.slowest[:3]
-    ]
-    if report.skipped:
-        skips = f"{count(report.skipped, 'line')} skipped: {'; '.join(report.named_skips)}"
-        lines += ["", paragraph(skips, width, "  ")]
-    return "\n".join(lines)
-
-
-_Table: TypeAlias = tuple[str, list[str], list[list[str]]]
-
-
-def _waits_table(report: Report) -> _Table:
-    rows = [
-        [f"first token, {group.name}", count(group.turns), *_percentiles(group.ttft)]
-        for group in (
-            [report.all_turns] if len(report.tiers) < 2 else [report.all_turns, *report.tiers]
-        )
-    ]
-    for name, waits in (("first sentence", report.ttfs), ("voice to voice", report.voice_to_voice)):
-        if waits.count:
-            rows.append([name, count(waits.count), *_percentiles(waits)])
-    return "How long callers waited", ["", "turns", "p50", "p95", "p99", "longest"], rows
-
-
-def _providers_table(report: Report) -> _Table:
-    rows = [
-        [
-            p.provider,
-            count(p.requests),
-            count(p.reasons.get("primary", 0)),
-            count(p.outcomes.get("won", 0)),
-            count(p.outcomes.get("failed", 0)),
-            *_percentiles(p.ttft)[:3],
-            usd(p.usd),
-        ]
-        for p in report.providers
-    ]
-    heads = ["provider", "requests", "first", "won", "failed", "p50", "p95", "p99", "cost"]
-    return "Providers", heads, rows
-
-
-def _objectives_table(report: Report) -> _Table:
-    rows = [
-        [
-            f"{OBJECTIVES[p.objective]} ≤ {p.limit_secs:g} s, {p.tier or 'all callers'}",
-            f"{100 * p.target:g} %",
-            share(p.met / p.turns if p.turns else None),
-            f"{p.met:,} of {p.turns:,}",
-        ]
-        for p in report.objectives
-    ]
-    return "Service level objectives", ["", "target", "met", "turns"], rows
-
-
-def _comparison_table(report: Report) -> _Table:
-    units = {"secs": secs, "share": share, "usd": usd}
-    rows = [
-        [
-            each.name,
-            *(units.get(each.unit, _ratio)(value) for value in (each.this, each.other)),
-            _range(each.interval, units.get(each.unit, _ratio)),
-            each.verdict,
-        ]
-        for each in report.comparison
-    ]
-    return (
-        f"Compared with {', '.join(report.other_files)}",
-        ["", "this", "other", "difference (95 %)", "result"],
-        rows,
-    )
-
-
-def _percentiles(waits: Waits) -> list[str]:
-    return [_wait(each) for each in (waits.p50, waits.p95, waits.p99, waits.longest)]
-
-
-def _wait(quantile: Quantile | None) -> str:
-    return UNKNOWN if quantile is None else secs(quantile.secs, at_least=quantile.at_least)
-
-
-def _range(interval: Interval | None, shown: Callable[[float], str]) -> str:
-    if interval is None:
-        return UNKNOWN
-    low, high = (("-" if v < 0 else "+") + shown(abs(v)) for v in (interval.low, interval.high))
-    return f"{low} to {high}"
-
-
-def _ratio(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.3f}"
-
-
-def page_of(report: Report, zone: tzinfo | None = None) -> str:
-    """Render the report as one HTML page without scripts, other files or addresses.
-
-    Args:
-        report: The report.
-        zone: The time zone; None is the local one.
-
-    Raises:
-        ConfigurationError: If jinja2 is not installed.
-    """
-    environment = templates("pipecat_hedge.tools.analysis", "out", "tools")
-    environment.filters |= {"secs": secs, "share": share, "usd": usd, "count": count}
-    return environment.get_template("report.html").render(
-        report=report,
-        when=between(report.begin_at, report.end_at, zone),
-        tables={
-            "waits": _waits_table(report),
-            "providers": _providers_table(report),
-            "objectives": _objectives_table(report),
-            "comparison": _comparison_table(report),
-        },
-        periods=[(g, _percentiles(g.ttft)) for g in report.periods if g.turns],
-        slowest_secs=max((g.ttft.p95.secs for g in report.periods if g.ttft.p95), default=1.0),
-        incidents=[_incident(each, zone) for each in report.incidents],
-        bought=_bought(report.hedging),
-        recommended="" if report.whatif is None else _recommended(report.whatif),
-        whatif="" if report.whatif is None else show(report.whatif, 100),
-        clock=lambda at: f"{datetime.fromtimestamp(at, zone):%H:%M:%S}",
-    )
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    add = parser.add_argument
-    add(
-        "files",
-        nargs="+",
-        metavar="FILE",
-        help="turn logs (HedgedLLMService(turn_log=...)), and logs of voice-to-voice times "
-        "(TurnLatencyObserver(log=...))",
-    )
-    add("--out", type=Path, metavar="PAGE", help="write an HTML page there")
-    add("--against", action="append", metavar="FILE", help="compare with this log; repeatable")
-    for name, what in OBJECTIVES.items():
-        option = f"--slo-{name.replace('_', '-')}"
-        add(option, type=float, metavar="SECS", help=f"SLO: {what} within this time")
-    add("--slo-share", type=float, metavar="SHARE", default=0.95, help="of turns (default 0.95)")
-    add("--tz", metavar="ZONE", help="time zone, such as Europe/Paris (default: local)")
-    add("--no-replay", action="store_true", help="do not replay other policies; faster")
-    add("--json", action="store_true", help="print all figures as JSON")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Print and write the report.
-
-    Raises:
-        HedgeError: If it cannot be made.
-    """
-    zone = _zone(args.tz)
-    limits = (args.slo_ttft, args.slo_ttfs, args.slo_voice_to_voice)
-    slo = None if limits == (None, None, None) else Slo(*limits, share=args.slo_share)
-    if args.out is not None and not args.out.parent.is_dir():
-        raise ConfigurationError(f"out: there is no folder {args.out.parent}: create it first")
-    with progress_bar() as bar:
-        task = bar.add_task("reading", total=1.0)
-        report = report_of(
-            read_logs(args.files),
-            slo=slo,
-            zone=zone,
-            against=read_logs(args.against) if args.against else None,
-            replay=not args.no_replay,
-            progress=lambda what, done: bar.update(task, description=what, completed=done),
-        )
-    if args.out is not None:
-        try:
-            args.out.write_text(page_of(report, zone), encoding="utf-8")
-        except OSError as e:
-            raise ConfigurationError(f"out: {args.out} cannot be written: {e.strerror}") from e
-    if args.json:
-        print_json(report, version=2)
-        return 0
-    print(summary_of(report, zone, terminal_width()))
-    if args.out is not None:
-        print(f"\npage: {args.out}")
-    return 0
-
-
-def _zone(name: str | None) -> tzinfo | None:
-    if name is None:
-        return None
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise ConfigurationError(
-            f"tz: {name!r} is not a time zone: write one such as UTC"
-        ) from None

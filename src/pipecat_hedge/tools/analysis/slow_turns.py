@@ -1,4 +1,4 @@
-"""Explains the slowest turns: requests, times, and the main cause of the wait. Pure."""
+"""Finds the slowest turns: requests, times, and the main cause of the wait. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Literal, TypeAlias
 
 from pipecat_hedge.race import AttemptReport
 from pipecat_hedge.tools.analysis.turn_log import LoggedTurn
-from pipecat_hedge.tools.formatting import secs
 
 Cause: TypeAlias = Literal["no request", "connection", "failure", "silence", "slow"]
 """The cause of most of the wait."""
@@ -18,23 +17,45 @@ UNUSUAL = 1.5
 """An answer that took this many times its provider's median is slow."""
 
 
+Part: TypeAlias = Literal["unsent", "answered", "failed", "late", "stalled", "silent"]
+"""A request's part in the wait: without a request, the answer that ended it, a failure, a first
+token after that answer, or silence, after the headers or from the beginning."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lane:
     """A request in a timeline; times are seconds from the turn's start.
 
     Parameters:
-        label: The provider, the launch reason, and the outcome.
+        provider: The provider.
+        reason: Why it was launched, as in ``AttemptReport``.
+        outcome: As in ``AttemptReport``.
+        category: The category of a failure.
         launched_secs: Launch.
         token_secs: First token; None without one.
         connected_secs: Connection established, if one was opened; else None.
         ended_secs: End.
+        connecting_secs: How long opening a connection took.
+        part: Its part in the wait; None if it was launched after the answer.
+        part_secs: How long the answer's first token or the silence took; when a failure or a late
+            token came.
+        usual_secs: The provider's median time to first token; None if unknown.
+        times_usual: How many times as long the answer took, if that is unusual.
     """
 
-    label: str
+    provider: str
+    reason: str
+    outcome: str
+    category: str | None
     launched_secs: float
     token_secs: float | None
     connected_secs: float | None
     ended_secs: float
+    connecting_secs: float
+    part: Part | None
+    part_secs: float
+    usual_secs: float | None
+    times_usual: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +70,7 @@ class SlowTurn:
         waited_secs: To the first token, or to its end without one.
         given_up: Whether the caller gave up.
         cause: The cause of most of the wait.
-        explanation: The explanation as a sentence.
+        ending: How it ended, if not with an answer.
         span_secs: The length of the timeline.
         lanes: Its requests, in the order of launch.
     """
@@ -61,7 +82,7 @@ class SlowTurn:
     waited_secs: float
     given_up: bool
     cause: Cause
-    explanation: str
+    ending: Literal["fallback", "given up", "unanswered"] | None
     span_secs: float
     lanes: tuple[Lane, ...]
 
@@ -99,9 +120,12 @@ def _slow(turn: LoggedTurn, place: int, waited: float, usual_secs: Mapping[str, 
         waited,
         turn.given_up,
         _cause(turn, chain, answering, waited),
-        _explained(turn, chain, answering, usual_secs),
+        _ending(turn),
         max(waited, *(a.ended_secs for a in report.attempts), 1e-3),
-        tuple(_lane(attempt) for attempt in report.attempts),
+        tuple(
+            _lane(a, _part(a, a is answering, report.ttft_secs) if a in chain else None, usual_secs)
+            for a in report.attempts
+        ),
     )
 
 
@@ -137,81 +161,52 @@ def _cause(
     return "failure" if longest.outcome == "failed" else "silence"
 
 
-def _explained(
-    turn: LoggedTurn,
-    chain: Sequence[AttemptReport],
-    answering: AttemptReport | None,
-    usual_secs: Mapping[str, float],
-) -> str:
-    parts, report = list[str](), turn.report
-    if not chain:
-        parts.append("no provider was available")
-    for number, attempt in enumerate(chain):
-        is_answer = attempt is answering
-        parts.append(_attempt_text(attempt, number, is_answer, report.ttft_secs, usual_secs))
-    if report.degraded_reason is not None:
-        parts.append("the caller heard the fallback text")
-    elif turn.given_up:
-        parts.append("the caller gave up")
-    elif report.outcome == "failed":
-        parts.append("the caller had no answer")
-    return "; ".join(parts)
+def _ending(turn: LoggedTurn) -> Literal["fallback", "given up", "unanswered"] | None:
+    if turn.report.degraded_reason is not None:
+        return "fallback"
+    if turn.given_up:
+        return "given up"
+    return "unanswered" if turn.report.outcome == "failed" else None
 
 
-_REASONS = {
-    "hedge": "hedge to ",
-    "failure": "replacement ",
-    "silence": "after a silence ",
-    "stall": "continuation by ",
-    "primary": "",
-}
-
-
-def _attempt_text(
-    attempt: AttemptReport,
-    number: int,
-    is_answer: bool,
-    until: float | None,
-    usual_secs: Mapping[str, float],
-) -> str:
-    name = f"{_REASONS[attempt.launch_reason]}{attempt.provider}"
+def _part(attempt: AttemptReport, is_answer: bool, until: float | None) -> tuple[Part, float]:
+    """Return a request's part in the wait until a time, and the time that belongs to it."""
     if attempt.sent_secs is None:
-        return f"{name}: no request was sent"
-    launched = f" launched at {secs(attempt.launched_secs)}" if number else ""
-    connecting = _connecting_secs(attempt) or 0.0
-    opening = f", {secs(connecting)} of it to open a connection" if connecting >= 0.05 else ""
-    if is_answer and number:
-        return f"{name}{launched} won at {secs(until)}{opening}"
+        return "unsent", 0.0
     if is_answer:
-        took, usual = attempt.ttft_secs or 0.0, usual_secs.get(attempt.provider)
-        times = f", {took / usual:.1f} times its usual {secs(usual)}" if usual else ""
-        is_slow = usual is not None and took >= UNUSUAL * usual
-        return f"{name} took {secs(took)} to its first token{times if is_slow else ''}{opening}"
+        return "answered", attempt.ttft_secs or 0.0
     if attempt.outcome == "failed":
-        why = (attempt.error_category or "unknown").replace("_", " ")
-        return f"{name}{launched} failed at {secs(attempt.ended_secs)} ({why}){opening}"
+        return "failed", attempt.ended_secs
     if attempt.ttft_secs is not None:
-        return f"{name}{launched} began at {secs(attempt.launched_secs + attempt.ttft_secs)}, later"
+        return "late", attempt.launched_secs + attempt.ttft_secs
     end = attempt.ended_secs if until is None else min(attempt.ended_secs, until)
     headers = None if attempt.stages is None else attempt.stages.headers_secs
     if headers is not None:
-        silent = max(end - attempt.sent_secs - headers, 0.0)
-        return f"{name}{launched} stalled {secs(silent)} after headers{opening}"
-    return f"{name}{launched} was silent for {secs(max(end - attempt.launched_secs, 0.0))}{opening}"
+        return "stalled", max(end - attempt.sent_secs - headers, 0.0)
+    return "silent", max(end - attempt.launched_secs, 0.0)
 
 
-def _lane(attempt: AttemptReport) -> Lane:
-    outcome: str = attempt.outcome
-    if outcome == "failed" and attempt.error_category:
-        outcome = f"failed, {attempt.error_category.replace('_', ' ')}"
+def _lane(
+    attempt: AttemptReport, part: tuple[Part, float] | None, usual_secs: Mapping[str, float]
+) -> Lane:
+    name, part_secs = part or (None, 0.0)
     launched, ended = attempt.launched_secs, max(attempt.ended_secs, attempt.launched_secs)
-    opening = _connecting_secs(attempt)
+    opening, usual = _connecting_secs(attempt), usual_secs.get(attempt.provider)
+    times = part_secs / usual if name == "answered" and usual else 0.0
     return Lane(
-        f"{attempt.provider} · {attempt.launch_reason} · {outcome}",
+        attempt.provider,
+        attempt.launch_reason,
+        attempt.outcome,
+        attempt.error_category if attempt.outcome == "failed" else None,
         launched,
         None if attempt.ttft_secs is None else min(launched + attempt.ttft_secs, ended),
         min((attempt.sent_secs or launched) + opening, ended) if opening else None,
         ended,
+        opening or 0.0,
+        name,
+        part_secs,
+        usual,
+        times if times >= UNUSUAL else None,
     )
 
 

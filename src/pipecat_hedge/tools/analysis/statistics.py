@@ -135,45 +135,31 @@ class Independence:
             None for fewer than 20 turns.
         slow_together: The share of the first provider's slowest turns that are among the second's
             slowest; None unless both were measured in the same turns.
-        caveat: The result as text; empty if turns appear independent.
+        is_clustered: Whether slow turns follow each other more often than by chance.
     """
 
     clustering: float | None
     slow_together: float | None
-    caveat: str
+    is_clustered: bool
 
 
-def independence_of(
-    first: Floats, pairs: tuple[Floats, Floats] | None, *, to_itself: bool
-) -> Independence:
+def independence_of(first: Floats, pairs: tuple[Floats, Floats] | None) -> Independence:
     """Test consecutive turns, and both providers if each turn measured both.
 
     Args:
         first: The first provider's latencies in the order of time; shape (n,).
         pairs: Both providers' latencies by turn, if measured side by side.
-        to_itself: Whether the second request goes to the same provider.
     """
     if len(first) < MIN_TURNS:
-        return Independence(None, None, "")
+        return Independence(None, None, is_clustered=False)
     slow = _slowest(first)
     after_slow = slow[1:][slow[:-1]]
     clustering = float(after_slow.mean() / slow.mean()) if after_slow.size else 1.0
+    together = None
     if pairs is not None:
         together = float(_slowest(pairs[1])[_slowest(pairs[0])].mean())
-        caveat = (
-            f"both providers were measured in the same turns: in {together:.0%} of the first one's "
-            "slowest turns the second is slow as well"
-        )
-        return Independence(clustering, together, caveat)
     chance = 6 / math.sqrt(SLOW_SHARE * (len(first) - 1))
-    if clustering <= 1 + max(chance, 0.5):
-        return Independence(clustering, None, "")
-    which = "the same provider" if to_itself else "a provider that is slow at the same times"
-    caveat = (
-        f"slow turns cluster: a slow turn follows a slow one {clustering:.1f} times as often as by "
-        f"chance, so hedging to {which} helps less than shown"
-    )
-    return Independence(clustering, None, caveat)
+    return Independence(clustering, together, is_clustered=clustering > 1 + max(chance, 0.5))
 
 
 class Bootstrap:

@@ -233,12 +233,12 @@ def _logged(record: dict[str, Any], policies: dict[str, HedgePolicy | None]) -> 
     key = repr(settings)
     if key not in policies:
         policies[key] = policy_of(settings)
-    return LoggedTurn(parse_turn(record), _figure(record, "at"), policies[key])
+    return LoggedTurn(parse_turn(record), figure(record, "at"), policies[key])
 
 
 def _voice_turns(record: dict[str, Any]) -> list[VoiceTurn]:
     """Return the voice latency of a line; nothing without known caller speech."""
-    answer, ended = _figure(record, "first_answer_secs"), _figure(record, "ended_secs")
+    answer, ended = figure(record, "first_answer_secs"), figure(record, "ended_secs")
     if record["anchor"] != "user_silence" or (answer is None and not record.get("interrupted")):
         return []
     secs = ended if answer is None else answer
@@ -260,7 +260,12 @@ def _renamed(record: Mapping[str, Any]) -> dict[str, Any]:
     return {_OLD_NAMES.get(name, name): value for name, value in record.items()}
 
 
-def _figure(record: dict[str, Any], name: str) -> float | None:
+def figure(record: Mapping[str, Any], name: str) -> float | None:
+    """Return a field's figure; None if it has none.
+
+    Raises:
+        ValueError: If it is not a number, negative, or too large; the message names the field.
+    """
     value = record.get(name)
     if value is None:
         return None

@@ -1,19 +1,18 @@
-"""``pipecat-hedge whatif``: replays turns under other policies, and recommends one."""
+"""Replays turns under other policies, and recommends one. Pure."""
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from pipecat_hedge.policy import AfterSilence, HedgePolicy, TurnRule
 from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.analysis.comparison_rules import single_r
-from pipecat_hedge.tools.analysis.latency_files import Measured, Recorded, read_latencies
+from pipecat_hedge.tools.analysis.latency_files import Measured, Recorded, Unit
 from pipecat_hedge.tools.analysis.replay_policies import BLOCK, Draws, draws_of, replay
 from pipecat_hedge.tools.analysis.routes import Route, compare_routes
 from pipecat_hedge.tools.analysis.statistics import (
@@ -26,17 +25,6 @@ from pipecat_hedge.tools.analysis.statistics import (
     replay_intervals,
 )
 from pipecat_hedge.tools.analysis.turn_log import ReadingError
-from pipecat_hedge.tools.formatting import (
-    count,
-    paragraph,
-    print_json,
-    progress_bar,
-    secs,
-    share,
-    terminal_width,
-    text_table,
-    usd,
-)
 
 BUDGETS = (0.01, 0.02, 0.05, 0.1, 0.25)
 MIN_TURNS, MAX_TURNS, MAX_REPEATS = 6_000, 100_000, 100
@@ -50,7 +38,6 @@ SAME = 1.02
 """A figure up to this factor above its lower bound counts as known."""
 NO_ANSWER_SECS = 60.0
 """The wait of a turn without an answer, in means."""
-_UNITS = {"ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,32 +149,86 @@ class Outcome:
     is_choice: bool
 
 
+Obstacle: TypeAlias = Literal["in time", "slow together", "light tail", "slow second"]
+"""Why no extra request is worth it: the turns are fast enough, both providers are slow in the same
+turns, few turns are slow, or the second request comes too late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The recommended policy, and the reason.
+
+    Parameters:
+        policy: Its name.
+        baseline: The policy that it is compared with, which only replaces failed requests.
+        saving_secs: What an extra request saves at most, under any policy.
+        passed_over: The next policy, and what each further request of it would save: too little.
+        obstacle: Why no extra request is worth it; None if some are.
+        tail: The baseline's p99 over its p50; with few turns the slowest turn.
+    """
+
+    policy: str
+    baseline: str
+    saving_secs: float
+    passed_over: tuple[str, float] | None
+    obstacle: Obstacle | None
+    tail: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What an answer rests on.
+
+    Parameters:
+        latencies: The first provider's, answered or not.
+        second_answers: Answers of the provider hedged to.
+        cut_short: By provider, requests that were cancelled; their latencies are estimated.
+        others: Further providers in the files.
+        is_prompt_only: Whether the price of an extra request counts only its prompt.
+        unit: As in ``Recorded``, like ``skipped`` and ``named_skips``.
+    """
+
+    latencies: int
+    second_answers: int
+    cut_short: Mapping[str, int]
+    others: tuple[str, ...]
+    is_prompt_only: bool
+    unit: Unit
+    skipped: int
+    named_skips: tuple[str, ...]
+
+    @property
+    def is_small(self) -> bool:
+        """Whether there are too few turns for a p99."""
+        return self.latencies < FEW
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The results of all policies, and the recommended one.
 
     Parameters:
-        recommended: The name of the recommended policy.
-        why: The reason, in a sentence or two.
-        caveats: The limitations, a sentence each.
+        choice: The recommended policy.
+        sample: What it rests on.
         turns: Turns in the files.
         replayed: Turns that were replayed.
         first: The first provider.
         second: The provider hedged to.
         deadline_secs: The latest time of a first token, or None.
+        min_saving_secs: The least saving of a recommended extra request.
         independence: Whether slow turns cluster.
         policies: The result of each policy, ``no hedging`` first.
         routes: What each threshold of a complexity route gives, if the turns have its scores.
     """
 
-    recommended: str
-    why: str
-    caveats: tuple[str, ...]
+    choice: Choice
+    sample: Sample
     turns: int
     replayed: int
     first: str
     second: str
     deadline_secs: float | None
+    min_saving_secs: float
     independence: Independence
     policies: tuple[Outcome, ...]
     routes: tuple[Route, ...]
@@ -220,7 +261,7 @@ def what_if(
     least = min(question.min_turns, MAX_REPEATS * len(first.secs))
     draws = draws_of(first, second, question.attempts, least, question.max_turns, question.seed)
     first, second = draws.first, draws.second
-    independence = independence_of(draws.filled, draws.pairs, to_itself=first is second)
+    independence = independence_of(draws.filled, draws.pairs)
     policies = _compared(question, draws)
     outcomes = list[Outcome]()
     for n, (name, policy) in enumerate(policies):
@@ -248,16 +289,15 @@ def what_if(
     progress("", 1.0)
     # If requests fail, the baseline is a policy that only replaces them.
     start = int(draws.fails is not None)
-    recommended, why = _recommend(outcomes[start:], question, len(first.secs), independence)
     return Answer(
-        recommended,
-        why,
-        tuple(_caveats(recorded, draws, question, independence)),
+        _recommend(outcomes[start:], question, len(first.secs), independence),
+        _sample(recorded, draws, question),
         recorded.turns,
         len(draws.secs),
         first.name,
         second.name,
         question.due_secs,
+        question.min_saving_secs,
         independence,
         tuple(outcomes),
         compare_routes(recorded, question.seed),
@@ -335,12 +375,11 @@ def _usd_of_a_request(question: Question, recorded: Recorded) -> float | None:
 
 def _recommend(
     outcomes: Sequence[Outcome], question: Question, turns: int, independence: Independence
-) -> tuple[str, str]:
+) -> Choice:
     """Choose a policy: the last one of which each further request saves enough.
 
     Fixed delays are excluded: they were fitted to the file, and do not adapt to provider changes.
     """
-    due, worth = question.due_secs, question.min_saving_secs
     none, chosen, passed = outcomes[0], outcomes[0], None
     choices = [outcome for outcome in outcomes[1:] if outcome.is_choice]
     most = 0.0
@@ -350,227 +389,34 @@ def _recommend(
             most = max(most, saved / (outcome.extra_requests - none.extra_requests))
         more = outcome.extra_requests - chosen.extra_requests
         saved = chosen.late_secs - outcome.late_secs
-        if saved > 0 and (more <= 0 or saved / more >= worth):
+        if saved > 0 and (more <= 0 or saved / more >= question.min_saving_secs):
             chosen, passed = outcome, None
         elif saved > 0 and passed is None:
-            passed = (outcome, saved / more)
-    caution = ""
-    if (bound := none.at_least.get("p99")) is not None:
-        caution = (
-            f". But hedges cancelled requests that took longer than {secs(bound)}, so the tail is "
-            "unknown: log some turns under HedgePolicy.fallback() first"
-        )
-    if chosen is none:
-        reason = _too_little(none, due, independence.slow_together, turns)
-        return none.policy, (
-            f"an extra request saves {secs(most)} at most, less than the required "
-            f"{secs(worth)}: {reason}{caution}"
-        )
-    name = "p99" if turns >= FEW else "mean wait"
-    now, before = (_figure(o, name) for o in (chosen, none))
-    parts = [] if now == before else [f"{name} {now} instead of {before}"]
-    if due is not None and chosen.under_deadline is not None and none.under_deadline is not None:
-        parts.append(
-            f"{share(chosen.under_deadline, 2)} of turns within {due:g} s instead of "
-            f"{share(none.under_deadline, 2)}"
-        )
-    parts.append(f"for {share(chosen.extra_requests)} more requests")
-    why = ", ".join(parts)
-    if passed is not None:
-        why += (
-            f". {passed[0].policy} would save {secs(passed[1])} per additional request, less "
-            f"than the required {secs(worth)}"
-        )
-    return chosen.policy, why + caution
+            passed = outcome.policy, saved / more
+    tail = none.percentiles["p99"] if turns >= FEW else none.max_secs
+    tail /= max(none.percentiles["p50"], 1e-9)
+    obstacle = _obstacle(none, independence, tail) if chosen is none else None
+    return Choice(chosen.policy, none.policy, most, passed, obstacle, tail)
 
 
-def _too_little(none: Outcome, due: float | None, slow_together: float | None, turns: int) -> str:
-    """Explain why a further request saves little."""
+def _obstacle(none: Outcome, independence: Independence, tail: float) -> Obstacle:
     if none.under_deadline is not None and none.under_deadline > 0.99:
-        return f"{share(none.under_deadline, 2)} of turns are within {due:g} s without it"
-    if slow_together is not None and slow_together > SLOW_TOGETHER:
-        return f"in {slow_together:.0%} of its slowest turns the second provider is slow as well"
-    name, slow = ("p99", none.percentiles["p99"]) if turns >= FEW else ("slowest", none.max_secs)
-    if (times := slow / max(none.percentiles["p50"], 1e-9)) < LIGHT_TAIL:
-        return f"the tail is light, the {name} is {times:.1f} times the p50"
-    return "the second request is too slow to overtake the first"
+        return "in time"
+    if (independence.slow_together or 0.0) > SLOW_TOGETHER:
+        return "slow together"
+    return "light tail" if tail < LIGHT_TAIL else "slow second"
 
 
-def _caveats(
-    recorded: Recorded, draws: Draws, question: Question, independence: Independence
-) -> list[str]:
-    """Return the limitations of the answer, a sentence each without its full stop."""
-    first, second, turns = draws.first, draws.second, len(draws.filled)
-    caveats = list[str]()
-    if turns < FEW:
-        caveats.append(f"{count(turns, 'turn')} have no p99: the result is rough")
-    elif turns < 1000:
-        caveats.append(f"{turns} turns are too few beyond the p{100 * (1 - 10 / turns):.0f}")
-    if independence.caveat:
-        caveats.append(independence.caveat)
-    for each in dict.fromkeys((first.name, second.name)):
-        if cut := int(recorded.providers[each].censored.sum()):
-            caveats.append(
-                f"{cut} requests to {each} were cancelled by a hedge or an interruption, and are "
-                "estimated from the others (Kaplan-Meier)"
-            )
-    if second.answers < FEW <= turns:
-        caveats.append(f"only {second.answers} answers of {second.name} are known")
-    if turns > question.max_turns:
-        caveats.append(
-            f"{len(draws.secs):,} of {turns:,} turns were replayed, in blocks of {BLOCK:,}"
-        )
-    if others := [n for n in recorded.providers if n not in (first.name, second.name)]:
-        caveats.append(f"also measured: {', '.join(others)}; --second NAME hedges to one of them")
-    if recorded.ignored:
-        caveats.append(f"ignored columns (not latencies): {', '.join(recorded.ignored)}")
-    if question.usd_per_mtok is not None and recorded.lost_tokens is None:
-        caveats.append("the price of an extra request counts only its prompt")
-    if recorded.unit != "s":
-        caveats.append(f"the figures were read as {_UNITS[recorded.unit]}")
-    if recorded.skipped:
-        more = recorded.skipped - len(recorded.named_skips)
-        rest = f"; and {more} more" if more else ""
-        lines = count(recorded.skipped, "bad line")
-        caveats.append(f"{lines} skipped: {'; '.join(recorded.named_skips)}{rest}")
-    return caveats
-
-
-def show(answer: Answer, width: int = 80) -> str:
-    """Format the answer: the recommendation, the table, the caveats.
-
-    Args:
-        answer: The answer.
-        width: Columns of the terminal.
-    """
-    itself = answer.second == answer.first
-    pair = f"{answer.first}, hedged to {'itself' if itself else answer.second}"
-    names = [name for name, p in PERCENTILES.items() if round(answer.turns * (1 - p), 9) >= 1]
-    columns: dict[str, Callable[[Outcome], str]] = {
-        "policy": lambda o: ("> " if o.policy == answer.recommended else "  ") + o.policy
-    }
-    for name in (*(names or ["p50"]), "max"):
-        columns[name] = lambda o, name=name: _figure(o, name)
-    if answer.deadline_secs is not None:
-        columns[f"≤ {answer.deadline_secs:g} s"] = lambda o: share(o.under_deadline, 2)
-    if any(o.unanswered for o in answer.policies):
-        columns["failed"] = lambda o: share(o.unanswered)
-    columns["extra"] = lambda o: share(o.extra_requests)
-    if any(o.replacements for o in answer.policies):
-        columns["replaced"] = lambda o: share(o.replacements)
-    if any(o.extra_usd is not None for o in answer.policies):
-        columns["$/1,000"] = lambda o: usd(o.extra_usd)
-    if "p99" in names:
-        columns["p99 in 19 of 20"] = _interval
-    rows = [[cell(outcome) for cell in columns.values()] for outcome in answer.policies]
-    drop = ("replaced", "max", "p99.9", "p99 in 19 of 20", "$/1,000", "p95", "failed")
-    return "\n".join(
-        [
-            f"Recommended: {answer.recommended}",
-            paragraph(f"{answer.why}.", width),
-            "",
-            paragraph(f"{count(answer.turns, 'turn')} of {pair}:", width),
-            text_table(list(columns), rows, width, drop),
-            "",
-            *(paragraph(f"- {caveat}.", width, "  ") for caveat in answer.caveats),
-            *(_show_routes(answer.routes, names, width) if answer.routes else ()),
-        ]
-    ).rstrip()
-
-
-def _show_routes(routes: Sequence[Route], names: Sequence[str], width: int) -> list[str]:
-    """Format the routes: a title and a table."""
-    simple, complex = routes[0].simple, routes[0].complex
-    said = {0.0: f"all to {complex}", math.inf: f"all to {simple}"}
-    columns: dict[str, Callable[[Route], str]] = {
-        "threshold": lambda r: said.get(r.threshold, f"{r.threshold:g}"),
-        "complex": lambda r: share(r.complex_share),
-        **{name: lambda r, name=name: secs(r.percentiles[name]) for name in names or ["p50"]},
-    }
-    if routes[0].usd is not None:
-        columns["$/1,000"] = lambda r: usd(r.usd)
-    rows = [[cell(route) for cell in columns.values()] for route in routes]
-    title = (
-        f"Routes by complexity, without hedging: turns below the threshold to {simple}, others "
-        f"to {complex}. Each is as quick as in the log, whatever the turn; within a call a router "
-        "only moves up, so more turns are complex than here."
+def _sample(recorded: Recorded, draws: Draws, question: Question) -> Sample:
+    names = dict.fromkeys((draws.first.name, draws.second.name))
+    cut_short = {name: int(recorded.providers[name].censored.sum()) for name in names}
+    return Sample(
+        len(draws.filled),
+        draws.second.answers,
+        {name: number for name, number in cut_short.items() if number},
+        tuple(name for name in recorded.providers if name not in names),
+        question.usd_per_mtok is not None and recorded.lost_tokens is None,
+        recorded.unit,
+        recorded.skipped,
+        recorded.named_skips,
     )
-    return ["", paragraph(title, width), text_table(list(columns), rows, width, ("p99.9", "p95"))]
-
-
-def _figure(outcome: Outcome, name: str) -> str:
-    if name == "mean wait":
-        return secs(outcome.mean_secs)
-    if (bound := outcome.at_least.get(name)) is not None:
-        return secs(bound, at_least=True)
-    return secs(outcome.max_secs if name == "max" else outcome.percentiles[name])
-
-
-def _interval(outcome: Outcome) -> str:
-    """Format the p99's interval, as far as it is known."""
-    interval = outcome.intervals["p99"]
-    if "p99" in outcome.at_least or math.isinf(interval.low):
-        return _figure(outcome, "p99")
-    if math.isinf(interval.high):
-        return secs(interval.low, at_least=True)
-    return f"{interval.low:.2f}-{interval.high:.2f} s"
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    add = parser.add_argument
-    secs: dict[str, Any] = {"type": float, "metavar": "SECS"}
-    share: dict[str, Any] = {"type": float, "metavar": "SHARE"}
-    files = "turn logs, or latencies as JSONL or CSV: one per line, or one column per provider"
-    add("files", nargs="+", metavar="FILE", help=files)
-    add("--first", metavar="NAME", help="the first provider (default: as in the files)")
-    add("--second", metavar="NAME", help="the provider hedged to (default: the other one, if any)")
-    add("--attempts", type=int, default=2, help="most requests per turn (default 2)")
-    add("--after", action="append", **secs, help="a fixed delay; repeatable (default: the p95)")
-    add("--budget", action="append", **share, help="a budget of the adaptive policy; repeatable")
-    add("--deadline", **secs, help="the latest time of a first token")
-    add("--slo", **secs, help="compare adaptive policies with this SLO as their target, too")
-    add("--min-saving", default=0.15, **secs, help="least saving of a request (default 0.15)")
-    add("--unit", choices=("auto", "s", "ms", "us", "ns"), default="auto", help="of plain figures")
-    add("--column", action="append", metavar="NAME", help="a latency column; repeatable")
-    add("--prompt-tokens", type=float, metavar="N", help="tokens of a prompt, to count dollars")
-    price = "US dollars per million tokens of prompt and answer"
-    add("--usd-per-mtok", type=float, nargs=2, metavar=("IN", "OUT"), help=price)
-    add("--turns", type=int, default=MAX_TURNS, help=f"of larger files (default {MAX_TURNS:,})")
-    add("--seed", type=int, default=1, help="of the draws (default 1)")
-    add("--json", action="store_true", help="print JSON instead of a table")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Print the answer.
-
-    Raises:
-        HedgeError: If it cannot be given.
-    """
-    question = Question(
-        first=args.first,
-        second=args.second,
-        attempts=args.attempts,
-        after_secs=tuple(dict.fromkeys(args.after or ())),
-        budgets=tuple(dict.fromkeys(args.budget or BUDGETS)),
-        deadline_secs=args.deadline,
-        slo_secs=args.slo,
-        min_saving_secs=args.min_saving,
-        prompt_tokens=args.prompt_tokens,
-        usd_per_mtok=None if args.usd_per_mtok is None else tuple(args.usd_per_mtok),
-        max_turns=args.turns,
-        seed=args.seed,
-    )
-    recorded = read_latencies(args.files, unit=args.unit, columns=args.column or ())
-    with progress_bar() as bar:
-        task = bar.add_task("", total=1.0)
-        answer = what_if(
-            recorded,
-            question,
-            progress=lambda name, done: bar.update(task, description=name, completed=done),
-        )
-    if args.json:
-        print_json(answer, version=2)
-    else:
-        print(show(answer, terminal_width()))
-    return 0

@@ -35,11 +35,11 @@ from pipecat_hedge.testing import Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.tools.bench.percentiles import percentile
 from pipecat_hedge.tools.bench.timed_pipeline import TimedPipeline
 from pipecat_hedge.tools.formatting import (
+    TextTable,
     print_json,
     progress_bar,
     secs,
-    terminal_width,
-    text_table,
+    text_of,
 )
 from pipecat_hedge.tools.simulator import SimulatorProcess
 
@@ -355,7 +355,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(compared: Sequence[Compared], costs: Sequence[Cost]) -> None:
-    width = terminal_width()
+    parts = list[str | TextTable]()
     for profile in dict.fromkeys(row.profile for row in compared):
         heads = ["", "p50", "p95", "p99", "max", "lost", "extra", "waste"]
         rows = [
@@ -369,9 +369,8 @@ def _show(compared: Sequence[Compared], costs: Sequence[Cost]) -> None:
             for row in compared
             if row.profile == profile
         ]
-        print(f"{profile}: time to first token")
-        print(text_table(heads, rows, width), end="\n\n")
-    print("lost: turns without an answer; extra: requests; waste: tokens, per turn")
+        parts += [f"{profile}: time to first token", TextTable(heads, rows), ""]
+    parts.append("lost: turns without an answer; extra: requests; waste: tokens, per turn")
     for unit, title in (("turn", "a turn of one token"), ("token", "each additional token")):
         heads = ["", "median", "added", "× bare", "× failover"]
         rows = [
@@ -385,7 +384,7 @@ def _show(compared: Sequence[Compared], costs: Sequence[Cost]) -> None:
             for cost in costs
             if cost.unit == unit
         ]
-        print(f"\nprocessor time of {title}")
-        print(text_table(heads, rows, width))
+        parts += ["", f"processor time of {title}", TextTable(heads, rows)]
     if not any("spans" in cost.arrangement for cost in costs):
-        print('spans were not measured: pip install "pipecat-hedge[tracing]"')
+        parts.append('spans were not measured: pip install "pipecat-hedge[tracing]"')
+    print(text_of(parts))

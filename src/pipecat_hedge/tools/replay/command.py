@@ -9,7 +9,7 @@ from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any
 
-from pipecat_hedge.tools.formatting import print_json, progress_bar, terminal_width
+from pipecat_hedge.tools.formatting import print_json, progress_bar
 from pipecat_hedge.tools.replay.audio import one_utterance, utterances
 from pipecat_hedge.tools.replay.conversation import TurnResult
 from pipecat_hedge.tools.replay.peer import Network
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json([as_row(turn) for turn in turns])
     else:
-        print(table(turns, terminal_width()))
+        print(table(turns))
         if args.report is not None:
             print(f"report: {args.report / 'report.html'}")
     return int(any(turn.error is not None for turn in turns)) if is_complete else 130

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipecat_hedge.race import ConfigurationError
-from pipecat_hedge.tools.formatting import templates, text_table
+from pipecat_hedge.tools.formatting import TextTable, templates, text_of
 from pipecat_hedge.tools.replay.conversation import FILLER_SECS, TurnResult
 from pipecat_hedge.tools.replay.summary import summarise
 
@@ -31,12 +31,12 @@ QUIETEST_DB = -54.0
 """The level drawn as silence; levels are drawn in decibels."""
 
 
-def table(turns: Sequence[TurnResult], width: int) -> str:
+def table(turns: Sequence[TurnResult], width: int | None = None) -> str:
     """Format percentiles by recording, the unanswered turns, and the pacing.
 
     Args:
         turns: The turns; not empty.
-        width: Columns of the terminal.
+        width: Columns; None is those of the terminal.
     """
     summary = summarise(turns)
     heads = ["recording", "turns", "answered", "p50", "p95", "max"]
@@ -53,7 +53,8 @@ def table(turns: Sequence[TurnResult], width: int) -> str:
         heads += ["silent p50", "silent max"]
         for row, each in zip(rows, (*summary.recordings, summary.overall), strict=True):
             row += [_cell(each.silent_p50), _cell(each.silent_max)]
-    lines = ["voice to voice, as the caller hears it", text_table(heads, rows, width), ""]
+    title = "voice to voice, as the caller hears it"
+    lines = [text_of([title, TextTable(heads, rows)], width), ""]
     lines += [
         f"{turn.recording}, run {turn.run}, caller {turn.caller}: {turn.error}"
         for turn in turns
