@@ -21,17 +21,16 @@ from pipecat_hedge.policy import (
     plan_turn,
     silent_secs,
 )
-from pipecat_hedge.race import (
+from pipecat_hedge.race import Race, Slot
+from pipecat_hedge.race.events import (
     AttemptFinished,
+    CommitOn,
     Launch,
-    Race,
     SentenceReady,
-    Slot,
     TimerFired,
     TurnStarted,
     UsableToken,
 )
-from pipecat_hedge.race.events import CommitOn
 
 TURNS, ORDERS, BUDGETS, STALL_SECS = 3_000, 3, (0.05, 0.1), 3.0
 RNG = np.random.default_rng(5)
