@@ -6,33 +6,15 @@ silence (3 s) and rescues: bare, then at each budget. `docs/design/when-to-hedge
 
 from __future__ import annotations
 
-import random
 import sys
 
 import numpy as np
+from tests.support.guarded_turns import guarded_turns
 from tests.support.virtual import Floats
 
-from pipecat_hedge.policy import (
-    PROFILES,
-    Backend,
-    HedgePolicy,
-    LatencyRegistry,
-    learn,
-    plan_turn,
-    silent_secs,
-)
-from pipecat_hedge.race import Race, Slot
-from pipecat_hedge.race.events import (
-    AttemptFinished,
-    CommitOn,
-    Launch,
-    SentenceReady,
-    TimerFired,
-    TurnStarted,
-    UsableToken,
-)
+from pipecat_hedge.policy import PROFILES, HedgePolicy
 
-TURNS, ORDERS, BUDGETS, STALL_SECS = 3_000, 3, (0.05, 0.1), 3.0
+TURNS, ORDERS, BUDGETS = 3_000, 3, (0.05, 0.1)
 RNG = np.random.default_rng(5)
 HOSTED = PROFILES["gemma-4-31b-baseten"].samples(TURNS, seed=5)
 NEAR = RNG.lognormal(np.log(0.11), 0.4, TURNS)
@@ -70,54 +52,6 @@ SETS: dict[str, tuple[Floats, Floats | None, Floats | None, float | None]] = {
 """First provider, second one (None is the same), times to the sentence, and target."""
 
 
-def run(
-    policy: HedgePolicy,
-    first: Floats,
-    second: Floats | None,
-    sentence: Floats | None,
-    seed: int,
-) -> tuple[Floats, float, float]:
-    """Run turns one after the other; return the waits, and hedges and silences per turn."""
-    rng = np.random.default_rng(seed)
-    first = rng.permutation(first)
-    further = rng.choice(first if second is None else second, TURNS)
-    commit_on: CommitOn = "first_token" if sentence is None else "first_sentence"
-    stats, draws = LatencyRegistry(), random.Random(seed)
-    backends = [Backend(name, name) for name in (("x",) if second is None else ("x", "y"))]
-    waits, reasons = np.empty(TURNS), list[str]()
-    for turn in range(TURNS):
-        plan = plan_turn(
-            policy, backends, stats, prompt_tokens=None, commit_on=commit_on, rng=draws
-        )
-        order = plan.order if second is not None else ("x", "x")
-        slots = [Slot(n, silent_secs(policy, plan.known[n]), STALL_SECS) for n in order]
-        race = Race(slots, plan.rule, max_attempts=policy.max_attempts, commit_on=commit_on)
-        due: list[tuple[float, int, bool]] = []
-        now, commands = 0.0, race.handle(TurnStarted(), 0.0)
-        while race.winner is None:
-            for command in commands:
-                if isinstance(command, Launch):
-                    number = command.attempt
-                    plan.launched(command)
-                    reasons.append(command.reason)
-                    is_first = command.provider == "x" and (second is not None or number == 0)
-                    at = now + float((first if is_first else further)[turn])
-                    due.append((at, number, False))
-                    if sentence is not None:
-                        due.append((at + float(sentence[turn, number]), number, True))
-            now, number, is_sentence = min(due)
-            if race.wake_at is not None and race.wake_at < now:
-                now, event = race.wake_at, TimerFired()
-            else:
-                due.remove((now, number, is_sentence))
-                event = SentenceReady(number) if is_sentence else UsableToken(number)
-            commands = race.handle(event, now)
-        waits[turn] = now
-        race.handle(AttemptFinished(race.winner.number), now)
-        learn(stats, backends, race.attempts, None, with_sentences=sentence is not None)
-    return waits, reasons.count("hedge") / TURNS, reasons.count("silence") / TURNS
-
-
 def main() -> int:
     """Print a table."""
     print(f"{'set':37} {'budget':>6}   p95   p99  p99.9  longest   mean  hedges  silences")
@@ -126,7 +60,7 @@ def main() -> int:
         policies = [HedgePolicy.adaptive(b, target_ttft_secs=target_secs) for b in BUDGETS]
         rows = [("bare", [(bare, 0.0, 0.0)])]
         for budget, policy in zip(BUDGETS, policies, strict=True):
-            runs = [run(policy, first, second, sentence, seed) for seed in range(ORDERS)]
+            runs = [guarded_turns(policy, first, second, sentence, seed) for seed in range(ORDERS)]
             rows.append((f"{budget:.0%}", runs))
         for label, runs in rows:
             figures = [
