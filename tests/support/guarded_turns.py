@@ -1,4 +1,4 @@
-"""Turns with the silence guard, and with sentences, in virtual time; for `scripts.hedge_figures`."""
+"""Turns with silence guard and sentences, in virtual time; for `scripts.hedge_figures`."""
 
 from __future__ import annotations
 
