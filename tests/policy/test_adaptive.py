@@ -193,16 +193,14 @@ SHAPES = {
 @pytest.mark.parametrize("shape", list(SHAPES))
 @pytest.mark.parametrize("budget", [0.05, 0.1])
 def test_load_stays_constant_when_all_are_slow(shape: str, factor: float, budget: float) -> None:
-    """Under one and a half times the budget, or the share that waits longer than five seconds."""
+    """Under one and a half times the budget."""
     rates: list[float] = []
-    waited: list[float] = []
     for seed in range(4):
         rng = np.random.default_rng(70 + seed)
         both = np.stack([SHAPES[shape](rng, 900) for _ in "ab"])
         both[:, 600:] *= factor
         rates.append(run_two(both[:1], both[1:], budget).after(600).rate)
-        waited.append(float((both[0, 600:] > 5.0).mean()))
-    assert np.mean(rates) < max(1.5 * budget, float(np.mean(waited)) + 0.02)
+    assert np.mean(rates) < 1.5 * budget
 
 
 @settings(max_examples=8, deadline=None)
@@ -224,9 +222,7 @@ def test_budget_holds_for_any_shape(
     )
     turns = run_turns(HedgePolicy.adaptive(budget), {"x": latencies}, seats=["x", "x"])
     settled = turns.after(300)
-    # A turn that has waited five seconds is hedged at any price.
-    any_price = Turns(settled.secs, (latencies[0][300:] > 5.0).astype(np.int64)).worst_rate()
-    assert settled.worst_rate() <= max(1.15 * budget, budget + 0.006, any_price + 0.006)
+    assert settled.worst_rate() <= max(1.15 * budget, budget + 0.006)
     assert np.all(turns.secs <= latencies[0] + 1e-9)
     if stalls > 0.02 and budget >= 0.05:
         assert settled.p(0.995) < 0.7 * Turns(latencies[0][300:], settled.extra).p(0.995)

@@ -101,7 +101,7 @@ class Latency:
     def record(self, times: int, secs: dict[int, float]) -> None:
         for _ in range(times):
             for tokens, each in secs.items():
-                self.known.record(each, censored=False, prompt_tokens=tokens)
+                self.known.record_apart(each, censored=False, prompt_tokens=tokens)
 
     def quantile(self, tokens: int | None, p: float = 0.5) -> float:
         return self.known.known(tokens, by_sentence=False).first_token.quantile(p)

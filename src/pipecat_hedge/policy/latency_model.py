@@ -14,7 +14,7 @@ A censored observation counts for as much as was expected to be seen of it.
 Beyond the slowest observation at least 1 / (n + 1) is left, since the next one is slower with that
 probability. The tail is exponential, with the mean of the slowest twentieth.
 
-Sudden changes are found by ``change_point.py``.
+Sudden changes are found by ``slow_period.py`` and ``change_point.py``.
 """
 
 from __future__ import annotations
@@ -385,12 +385,13 @@ class LatencyModel:
         self._begin(prior, latest=self._latest(keep))
 
     def resume(self, keep: int = 0) -> None:
-        """Take up what was put aside: the provider is back at its level from before.
+        """Take up what was put aside, if anything was: the level from before is back.
 
         Args:
             keep: How many of the latest observations are to follow it, at most ``WATCHED``.
         """
-        assert self._aside is not None, "nothing was put aside"
+        if self._aside is None:
+            return
         aside, self._aside = self._aside, None
         self._begin(*aside, latest=self._latest(keep))
 

@@ -216,7 +216,7 @@ class LatencyRegistry:
         """
         with self._lock:
             self._is_new = True
-            self._of(backend).record(secs, censored=censored, prompt_tokens=prompt_tokens)
+            self._of(backend).record_apart(secs, censored=censored, prompt_tokens=prompt_tokens)
 
     def record_listened(
         self,

@@ -3,14 +3,11 @@
 In a turn that still waits at t, a request to Y saves V(t) seconds on average (see
 ``hedge_benefit.py``). It is sent at the first t at which V(t) reaches the price: the largest V up
 to the time by which all but the affordable share of turns (``hedge_budget.py``) have answered, at
-least ``min_saving_secs``.
+least ``min_saving_secs``. Where a sentence wins, an attempt with a token is judged by its time from
+there to the sentence.
 
-- The time stays between those that ``EARLY`` and ``LATE`` times the share of answers exceed.
-- After ``ANY_PRICE_SECS`` no price counts if a hedge spares ``SPARED_SHARE`` of the rest.
-- A wait of ``HANG_TIMES`` times the longest usual one is a hang, which no curve contains.
-- Where a sentence wins, an attempt with a token is judged by its time from there to the sentence.
-
-Providers are assumed to be independent. See ``docs/design/when-to-hedge.md``.
+Silence is the race's business (``Slot.silent_secs``). Providers are assumed to be independent.
+``docs/design/when-to-hedge.md`` has the figures.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pipecat_hedge.policy.hedge_benefit import HORIZON_SECS, BenefitCache, HedgeBenefit, joint
+from pipecat_hedge.policy.hedge_benefit import BenefitCache, HedgeBenefit, joint
 from pipecat_hedge.policy.latency_model import AnswerTimes
 from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.events import InFlight, LaunchDecision, Waiting
@@ -27,19 +24,15 @@ __all__ = ["LatencyEstimate", "PricedDelay"]
 
 EARLY, LATE = 1.6, 0.8
 """Bounds of the hedge time, in units of the share: V is an estimate, and flat beyond the knee."""
-ANY_PRICE_SECS, SPARED_SHARE = 5.0, 0.8
-"""After such a wait the price does not count if a hedge spares ``SPARED_SHARE`` of the rest. Then
-one provider hangs and the other does not; where all are slow, a hedge spares about half."""
 LEAST_GAIN = 0.1
 """A launch waits if that brings at least this part of ``min_saving_secs`` more per request."""
 HANG_SHARE, HANG_TIMES, HANG_LEAST_SECS = 0.002, 2.0, 1.0
-"""A wait of ``HANG_TIMES`` times the time that this share of answers exceeds counts as a hang."""
+"""A wait of ``HANG_TIMES`` times the time that this share of answers exceeds counts as a hang,
+which no curve contains."""
 LEAST_SHARE = 1e-6
 """Lower bound of a share, so that its quantile stays on the curve."""
 SILENCES = 2
 """One silence may be a lost packet; after two in a row a provider loses its place."""
-RARE = 0.2
-"""A launch that less than this part of the share reaches is reported as a light tail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,41 +95,26 @@ class PricedDelay:
         first, last = waiting.in_flight[0], waiting.in_flight[-1]
         usual = self.known[first.provider].first_token
         base = self.benefits.of(usual, further.first_token, self.deadline_secs)
-        knee = _all_but(share, usual)
-        price = max(self.min_saving_secs, base.at_time(knee, base.best))
+        price = max(self.min_saving_secs, base.at_time(_all_but(share, usual), base.best))
         curve, since = self._wait_for(last, waiting.started_at)
         is_first = len(waiting.in_flight) == 1
-        is_base = is_first and curve is usual and not since
-        benefit = base if is_base else self._benefit(waiting)
+        benefit = base if is_first and curve is usual and not since else self._benefit(waiting)
+        earliest = since + (_all_but(EARLY * share, curve) if is_first else 0.0)
         latest = since + _all_but(LATE * share, curve)
-        if latest > since + ANY_PRICE_SECS:
-            spared = benefit.at_time(since + ANY_PRICE_SECS, benefit.saved)
-            if spared >= SPARED_SHARE * curve.expected_remaining(ANY_PRICE_SECS):
-                latest = since + ANY_PRICE_SECS
-        early = _all_but(EARLY * share, curve) if is_first else 0.0
-        earliest = min(since + early, latest)
         secs = benefit.first_above(price, earliest)
-        if secs is None or secs > latest:
-            # After such a wait any price is paid, if a hedge saves enough at all.
-            secs, price = benefit.first_above(self.min_saving_secs, latest), self.min_saving_secs
-        is_rare = secs is not None and secs > latest
+        if secs is None or secs > latest:  # so few still wait that each saving is worth it
+            secs = benefit.first_above(self.min_saving_secs, latest)
         if secs is not None and self.deadline_secs is None and share < 1:
             secs = benefit.best_time_from(secs, LEAST_GAIN * self.min_saving_secs)
-        hangs = HORIZON_SECS
-        if secs is None or secs > since + HANG_LEAST_SECS:
-            hangs = since + max(HANG_TIMES * _all_but(HANG_SHARE, curve), HANG_LEAST_SECS)
+        hangs = since + max(HANG_TIMES * _all_but(HANG_SHARE, curve), HANG_LEAST_SECS)
         if secs is None or secs > hangs:
             at_last = benefit.at_time(latest, benefit.saved)
             light = f"tail too light: saves {at_last:.2f} s, price {self.min_saving_secs:.2f} s"
             return LaunchDecision(waiting.started_at + hangs, f"{light}, unless it hangs")
         saves = benefit.at_time(secs, benefit.saved)
-        if is_rare and secs > since + _all_but(RARE * share, curve):
-            at_last = benefit.at_time(latest, benefit.saved)
-            reason = f"tail too light: saves {at_last:.2f} s until {secs:.2f} s"
-        elif self.deadline_secs is not None:
+        reason = f"saves {saves:.2f} s at {secs:.2f} s, price {min(price, saves):.2f} s"
+        if self.deadline_secs is not None:
             reason = f"deadline {self.deadline_secs:g} s: hedge at {secs:.2f} s"
-        else:
-            reason = f"saves {saves:.2f} s at {secs:.2f} s, price {min(price, saves):.2f} s"
         return LaunchDecision(waiting.started_at + secs, reason)
 
     def _benefit(self, waiting: Waiting) -> HedgeBenefit:

@@ -7,15 +7,16 @@ in a few classes. A class of which too little is known uses the model of all siz
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pipecat_hedge.policy.change_point import Change, ChangePoint
+from pipecat_hedge.policy.change_point import LEAST, MOST, ChangePoint
 from pipecat_hedge.policy.latency_model import BUCKETS, LatencyModel, bucket_of, value_of
 from pipecat_hedge.policy.priced_delay import SILENCES, LatencyEstimate
-from pipecat_hedge.policy.slow_period import SETTLED, SlowPeriod, late_secs
+from pipecat_hedge.policy.slow_period import RECOVERED, SETTLED, SLOW, SlowPeriod, late_secs
 from pipecat_hedge.policy.survival import Floats, SurvivalCurve
 
 __all__ = ["ALL", "COUNTS", "ProviderLatency", "size_class"]
@@ -61,9 +62,9 @@ class ProviderLatency:
         self._models = [LatencyModel(prior) for _ in range(ALL + 1)]
         self._models.append(LatencyModel(SENTENCE_PRIOR))
         self._watches = [ChangePoint() for _ in range(len(CLASS_BOUNDS) + 1)]
-        self._left_by: int | None = None
         self._usual: dict[int, tuple[SurvivalCurve, float]] = {}
         self.slow_period = SlowPeriod()
+        self._was_slow = False
         self.silences = self._observed = 0
         self._held: list[tuple[float, int | None]] = []
         self._trial_at = float("-inf")
@@ -137,12 +138,33 @@ class ProviderLatency:
         if prompt_tokens is not None:
             own.rebase(everything.latest_curve)
             self._count(size, bucket, censored)
-        # A longer prompt is not a slower provider: watched is only what is compared with its like.
-        if answering is own or prompt_tokens is None or len(own) > 0.8 * len(everything):
+        was_slow, self._was_slow = self._was_slow, self.slow_period.is_on
+        if self._has_like(prompt_tokens):
+            watched = answering, own
             timed = value_of(bucket)  # as the curve has it
             change = self._watches[size].observe(timed, censored=censored, known=known)
             if change is not None:
-                self._change(change, size, (answering, own))
+                self._restart(change.known, change.factor, change.keep, watched)
+            if self._was_slow and not was_slow:
+                usual = self._usual_of(prompt_tokens, answering)[0]
+                factor = self.slow_period.counted_secs / max(usual.quantile(0.5), 1e-3)
+                factor = min(max(factor, LEAST), MOST)
+                self._restart(usual, factor, SLOW, watched, put_aside=True)
+        if was_slow and not self._was_slow:
+            self._resume((answering, own))
+
+    def record_apart(self, secs: float, *, censored: bool, prompt_tokens: int | None) -> None:
+        """Take a time to first token that was measured apart from a race; as ``record``."""
+        if self.is_settled and self._has_like(prompt_tokens):
+            late_after = self.late_secs(prompt_tokens)
+            self.slow_period.count(secs, late_after, has_answered=not censored)
+        self.record(secs, censored=censored, prompt_tokens=prompt_tokens)
+
+    def _has_like(self, prompt_tokens: int | None) -> bool:
+        """Whether a prompt of a size is compared with its like: a longer one is no slower one."""
+        own, everything = self._models[size_class(prompt_tokens)], self._models[ALL]
+        is_known = self._for(prompt_tokens) is own or len(own) > 0.8 * len(everything)
+        return prompt_tokens is None or is_known
 
     def record_sentence(self, secs: float, *, censored: bool) -> None:
         """Take a time from an attempt's first token to its first whole sentence.
@@ -211,22 +233,41 @@ class ProviderLatency:
         if self.totals is not None:
             self.totals[model, int(censored), bucket] += 1
 
-    def _change(self, change: Change, size: int, watched: tuple[LatencyModel, ...]) -> None:
-        """What was known of one size is no longer true, and so by the same factor of all."""
-        resumes = change.kind == "returned" and self._left_by == size
-        puts_aside = change.kind == "left" and self._left_by in (None, size)
+    def _restart(
+        self,
+        known: SurvivalCurve,
+        factor: float,
+        keep: int,
+        watched: tuple[LatencyModel, ...],
+        *,
+        put_aside: bool = False,
+    ) -> None:
+        """Assume what was known, scaled by a factor that was seen in one size, for all sizes.
+
+        Args:
+            known: The curve of this size that was known before.
+            factor: The present level in units of the one before.
+            keep: How many of the latest observations belong to the present.
+            watched: The models to which these were added.
+            put_aside: Whether what was learned before is taken up again by ``_resume``.
+        """
         for model in self._models[:SENTENCE]:
-            keep = change.keep if model in watched else 0
-            if resumes:
-                model.resume(keep)
-            else:
-                prior = change.prior if keep else model.curve.scaled(change.factor)
-                model.restart(prior, keep, put_aside_but=change.keep if puts_aside else None)
-        if self.totals is not None:  # other processes get only what is still true
-            for number, model in enumerate(self._models[:SENTENCE]):
-                self.totals[number] = 0 if resumes else np.rint(model.counts)
-        if resumes or puts_aside:
-            self._left_by = size if puts_aside else None
+            before, present = (known, keep) if model in watched else (model.curve, 0)
+            aside = present if put_aside else None
+            model.restart(before.scaled(factor), present, put_aside_but=aside)
+        self._changed([np.rint(model.counts) for model in self._models[:SENTENCE]])
+
+    def _resume(self, watched: tuple[LatencyModel, ...]) -> None:
+        """Take up what was put aside: the slow period is over."""
+        for model in self._models[:SENTENCE]:
+            model.resume(RECOVERED if model in watched else 0)
+        self._changed([0] * SENTENCE)
+
+    def _changed(self, totals: Sequence[npt.ArrayLike]) -> None:
+        """Share only what is still true with other processes, and compare only with that."""
+        if self.totals is not None:
+            for number, of_model in enumerate(totals):
+                self.totals[number] = of_model
         for watch in self._watches:
             watch.begin_again()
 
@@ -279,6 +320,7 @@ class ProviderLatency:
             model.rebase(self._models[ALL].curve)
             model.refresh()
         self.slow_period.restore(saved.get("slow_period", (0, 0, 0, 0.0)))
+        self._was_slow = self.slow_period.is_on
         if self.slow_period.is_suspected:  # what is usual is then what was before
             curve = self._models[ALL].curve
             self._usual = {int(size): (curve, float(late)) for size, late in saved["late_secs"]}

@@ -1,6 +1,7 @@
 """Detects that a provider has turned slow, compared with its usual latency. Pure.
 
 While a provider is slow, another one gets the first request, and hedges try the slow one again.
+What was learned of it is put aside until it has recovered (``provider_latency.py``).
 
 An attempt is *late* once it has taken longer than the usual p80, and clearly longer than the usual
 median; a silent attempt counts as soon as it is late. A late attempt is one step up, an attempt in
@@ -114,6 +115,11 @@ class SlowPeriod:
         if late_after is not None and (secs > late_after or is_in_time):
             self._count(attempt, secs, late_after)
 
+    def count(self, secs: float, late_after_secs: float, *, has_answered: bool) -> None:
+        """Count a time to first token that was measured apart from a race, as in ``ended``."""
+        if secs > late_after_secs or has_answered:
+            self._count(None, secs, late_after_secs)
+
     def forget(self, attempt: Attempt) -> None:
         """Stop watching an attempt that says nothing about the provider's speed."""
         self._in_flight.pop(attempt, None)
@@ -134,10 +140,14 @@ class SlowPeriod:
             for attempt, secs in self._late
         )
 
+    @property
+    def counted_secs(self) -> float:
+        """The median time of the late attempts, when they were counted."""
+        return median([secs for _, secs in self._late] or [self._level_before])
+
     def saved(self) -> list[float]:
         """Return whether it is on, the steps, the turns since a probe and the level, for a file."""
-        late = [secs for _, secs in self._late] or [self._level_before]
-        return [int(self.is_on), self._steps, self._since_probe, round(median(late), 3)]
+        return [int(self.is_on), self._steps, self._since_probe, round(self.counted_secs, 3)]
 
     def restore(self, saved: Sequence[float]) -> None:
         """Continue from what ``saved`` returned.
@@ -170,10 +180,12 @@ class SlowPeriod:
             if each is attempt:
                 self._late[index] = None, secs
 
-    def _count(self, attempt: Attempt, secs: float, late_after: float) -> None:
+    def _count(self, attempt: Attempt | None, secs: float, late_after: float) -> None:
         is_late = secs > late_after
         if is_late:
-            is_over = attempt.outcome is not None or attempt.first_token_at is not None
+            is_over = attempt is None or (
+                attempt.outcome is not None or attempt.first_token_at is not None
+            )
             self._late.append((None if is_over else attempt, secs))
         self._steps = max(self._steps + (1 if is_late is not self.is_on else -1), 0)
         if self._steps >= (RECOVERED if self.is_on else SLOW):
