@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from pipecat_hedge.policy.backends import SIMULATED_HEADER
 from pipecat_hedge.race.reports import StageReport
-from pipecat_hedge.service.deltas import DeltaReader
+from pipecat_hedge.service.wires import BodyReader
 
 __all__ = ["Stages", "keep_alive_secs", "server_time"]
 
@@ -60,7 +60,7 @@ class Stages:
     requested_at: float | None = None
     keep_alive_secs: float | None = None
     is_simulated: bool = False
-    deltas: DeltaReader = field(default_factory=DeltaReader)
+    deltas: BodyReader = field(default_factory=BodyReader)
     _began_at: float = 0.0
 
     @property
@@ -90,7 +90,7 @@ class Stages:
             headers: The headers; lookup must be case-insensitive.
         """
         self.first_byte_at = None  # of a previous request
-        self.deltas = DeltaReader()
+        self.deltas = BodyReader()
         server_time_found = server_time(headers)
         if server_time_found is not None:
             self.server_secs, self.server_source = server_time_found
