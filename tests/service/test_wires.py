@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -225,58 +225,58 @@ AT_LIMIT = {"reason": "max_output_tokens", "is_usable": True}
 QUOTED = '"finish_reason": "length", "tool_calls": [{"index": 0}]'
 
 
-@pytest.mark.parametrize(
-    ("events", "last", "found"),
-    [
-        # Chat completions.
-        ([b'data:{"choices" : [{"delta" : {"content" : "Hi"}}]}\n\n'], HI, "delta"),
-        ([chat("", content="Hi")], HI, "delta"),
-        ([chat(refusal="Hi")], HI, "delta"),
-        ([chat(content=[{"type": "text", "text": "Hi"}])], HI, "delta"),
-        ([chat(content='"')], WireEvent('"', is_usable=True), "delta"),
-        ([chat(reasoning="so", reasoning_content="so")], SO, "delta"),
-        ([chat(content=QUOTED)], WireEvent(QUOTED, is_usable=True), "delta"),
-        ([tool('{"a":'), tool("{}", 1), tool("{")], PART, 'delta {"a":{ {}'),
-        ([chat(function_call={"name": "book", "arguments": "{"})], PART, "delta {"),
-        ([tool("{}"), chat("stop")], WireEvent(reason="stop", is_usable=True), "delta ended {}"),
-        ([tool("{}"), DONE], WireEvent(is_last=True, is_usable=True), "delta ended {}"),
-        ([chat(), DONE], LAST, "ended"),
-        ([chat("abort"), DONE], LAST, "aborted"),
-        ([chat("error"), DONE], LAST, "aborted"),
-        ([chat(tool_calls=["no"])], NEW, ""),
-        ([chat(audio={"id": "a"})], NEW, ""),
-        ([sse(choices="odd")], NEW, ""),
-        # Messages.
-        ([block("text", text="Hi")], HI, "delta"),
-        ([claude("input_json_delta", partial_json="{")], PART, "delta"),
-        ([TOOL, claude("input_json_delta", partial_json="{")], PART, "delta {"),
-        ([TOOL, TOOL_END], CALL, "{}"),
-        ([block("server_tool_use")], NEW, ""),
-        ([claude("citations_delta", citation={})], NEW, ""),
-        # Responses.
-        ([response("output_text.delta", delta="Hi")], HI, "delta"),
-        ([response("reasoning_text.delta", delta="so")], SO, "delta"),
-        ([response(f"{ARGUMENTS}.delta", item_id="f", delta=d) for d in "[{"], PART, "delta [{"),
-        (
-            [
-                response("output_item.added", item=BOOK),
-                response(f"{ARGUMENTS}.delta", item_id="f", delta="{"),
-                response(f"{ARGUMENTS}.done", item_id="f", arguments="{}"),
-                response("output_item.done", item={**BOOK, "arguments": "{}"}),
-            ],
-            WireEvent(arguments="{}"),
-            "delta {}",
-        ),
-        ([response("completed", response={})], LAST, "ended"),
-        ([response("incomplete", response=CUT)], replace(LAST, **AT_LIMIT), "ended limit"),
-        # Gemini's is not read but for its limit.
-        (
-            [sse(candidates=[{"finishReason": "MAX_TOKENS"}])],
-            replace(NEW, reason="MAX_TOKENS"),
-            "limit",
-        ),
-    ],
-)
+CASES: list[tuple[list[bytes], WireEvent, str]] = [
+    # Chat completions.
+    ([b'data:{"choices" : [{"delta" : {"content" : "Hi"}}]}\n\n'], HI, "delta"),
+    ([chat("", content="Hi")], HI, "delta"),
+    ([chat(refusal="Hi")], HI, "delta"),
+    ([chat(content=[{"type": "text", "text": "Hi"}])], HI, "delta"),
+    ([chat(content='"')], WireEvent('"', is_usable=True), "delta"),
+    ([chat(reasoning="so", reasoning_content="so")], SO, "delta"),
+    ([chat(content=QUOTED)], WireEvent(QUOTED, is_usable=True), "delta"),
+    ([tool('{"a":'), tool("{}", 1), tool("{")], PART, 'delta {"a":{ {}'),
+    ([chat(function_call={"name": "book", "arguments": "{"})], PART, "delta {"),
+    ([tool("{}"), chat("stop")], WireEvent(reason="stop", is_usable=True), "delta ended {}"),
+    ([tool("{}"), DONE], WireEvent(is_last=True, is_usable=True), "delta ended {}"),
+    ([chat(), DONE], LAST, "ended"),
+    ([chat("abort"), DONE], LAST, "aborted"),
+    ([chat("error"), DONE], LAST, "aborted"),
+    ([chat(tool_calls=["no"])], NEW, ""),
+    ([chat(audio={"id": "a"})], NEW, ""),
+    ([sse(choices="odd")], NEW, ""),
+    # Messages.
+    ([block("text", text="Hi")], HI, "delta"),
+    ([claude("input_json_delta", partial_json="{")], PART, "delta"),
+    ([TOOL, claude("input_json_delta", partial_json="{")], PART, "delta {"),
+    ([TOOL, TOOL_END], CALL, "{}"),
+    ([block("server_tool_use")], NEW, ""),
+    ([claude("citations_delta", citation={})], NEW, ""),
+    # Responses.
+    ([response("output_text.delta", delta="Hi")], HI, "delta"),
+    ([response("reasoning_text.delta", delta="so")], SO, "delta"),
+    ([response(f"{ARGUMENTS}.delta", item_id="f", delta=d) for d in "[{"], PART, "delta [{"),
+    (
+        [
+            response("output_item.added", item=BOOK),
+            response(f"{ARGUMENTS}.delta", item_id="f", delta="{"),
+            response(f"{ARGUMENTS}.done", item_id="f", arguments="{}"),
+            response("output_item.done", item={**BOOK, "arguments": "{}"}),
+        ],
+        WireEvent(arguments="{}"),
+        "delta {}",
+    ),
+    ([response("completed", response={})], LAST, "ended"),
+    ([response("incomplete", response=CUT)], replace(LAST, **AT_LIMIT), "ended limit"),
+    # Gemini's is not read but for its limit.
+    (
+        [sse(candidates=[{"finishReason": "MAX_TOKENS"}])],
+        replace(NEW, reason="MAX_TOKENS"),
+        "limit",
+    ),
+]
+
+
+@pytest.mark.parametrize(("events", "last", "found"), CASES)
 def test_event_is_read(events: list[bytes], last: WireEvent, found: str) -> None:
     """By its meaning, and by the signs and the calls in all."""
     reader, body = WireReader(), body_of(events)
@@ -318,6 +318,27 @@ def test_whole_answer_is_read(
     reader = WireReader(wire)
     assert reader.read_whole(json.dumps(body).encode()) == expected
     assert (reader.usage and reader.usage.prompt_tokens) == tokens
+
+
+def variants(found: Any) -> Iterator[Any]:
+    """The same JSON with one part of it in another form."""
+    yield from (None, 3, "odd", [], ["odd"], {}, {"odd": 1})
+    if isinstance(found, dict):
+        yield from ({**found, key: odd} for key in found for odd in variants(found[key]))
+    elif isinstance(found, list):
+        yield from ([odd] for part in found for odd in variants(part))
+
+
+def test_event_in_another_form_is_no_error() -> None:
+    known = {event for events, _, _ in CASES for event in events}
+    for name in NAMES:
+        known |= set(EventSplitter().split((RECORDED / f"{name}.sse").read_bytes()))
+    read = (WireReader().read(event).json for event in known)
+    odd = (each for event in read if event for each in variants(event) if isinstance(each, dict))
+    for event in (sse(**each) for each in odd):
+        for body in (body_of([event]), body_of([TOOL, event])):
+            assert isinstance(signs(body), str), event
+            assert all(isinstance(call, str) for call in body.calls), event
 
 
 def test_tokens_are_counted_over_a_stream() -> None:

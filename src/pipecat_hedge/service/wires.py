@@ -115,7 +115,7 @@ class WireReader:
         self.wire = self.wire or _wire_of(found)
         read = {"openai": self._read_chat, "responses": self._read_response}
         try:
-            self._count(found.get("usage") or (found.get("message") or {}).get("usage"))
+            self._count(found.get("usage"))
             read.get(self.wire or "", self._read_message)(found, event)
             event.is_usable |= is_usable_text(event.text) or event.reason not in _USUAL
             event.is_usable |= bool(event.reason and self.calls)
@@ -127,7 +127,7 @@ class WireReader:
         event.is_known = "choices" in found
         for choice in found.get("choices") or ():
             message = choice.get("delta") or choice.get("message") or {}
-            event.reason = choice.get("finish_reason") or event.reason
+            event.reason = str(choice.get("finish_reason") or event.reason)
             event.thought = thought_in(message)
             for name, value in message.items():
                 if value and not _is_thought(name) and name not in _NO_ANSWER:
@@ -153,11 +153,11 @@ class WireReader:
     def _read_message(self, found: Mapping[str, Any], event: WireEvent) -> None:
         index = found.get("index")
         match found:
-            case {"delta": {"type": "text_delta", "text": text}}:
+            case {"delta": {"type": "text_delta", "text": str(text)}}:
                 event.text = text
             case {"delta": {"type": "thinking_delta" | "signature_delta"} as delta}:
-                event.thought = delta.get("thinking") or ""
-            case {"delta": {"type": "input_json_delta", "partial_json": part}}:
+                event.thought = str(delta.get("thinking") or "")
+            case {"delta": {"type": "input_json_delta", "partial_json": str(part)}}:
                 event.arguments = part
                 if index in self.calls:  # otherwise the server runs the tool
                     self.calls[index] += part
@@ -167,13 +167,15 @@ class WireReader:
                 self.calls[index] = self.calls[index] or "{}"  # a tool without arguments
                 event.is_usable = True
             case {"type": "message_delta"}:
-                event.reason = (found.get("delta") or {}).get("stop_reason") or ""
+                event.reason = str((found.get("delta") or {}).get("stop_reason") or "")
+            case {"type": "message_start", "message": message}:
+                self._count(message.get("usage"))
             case {"type": kind} if kind in _KNOWN_EVENTS:
                 event.is_last = kind == "message_stop"
             case {"candidates": [{"finishReason": str(reason)}, *_]}:  # Gemini's
                 event.is_known, event.reason = False, reason
             case {"content": [*blocks]}:  # a whole answer
-                event.reason = found.get("stop_reason") or ""
+                event.reason = str(found.get("stop_reason") or "")
                 for at, block in enumerate(blocks):
                     self._read_block(block, at, event)
             case _:
@@ -192,10 +194,9 @@ class WireReader:
     def _read_response(self, found: Mapping[str, Any], event: WireEvent) -> None:
         kind = found["type"]
         match found:
-            case {"item": {"type": "function_call", "id": call, "arguments": str(arguments)}} | {
-                "item_id": call,
-                "arguments": str(arguments),
-            }:  # the beginning or the end of a call
+            case {"item": {"type": "function_call", "id": call, "arguments": str(arguments)}}:
+                self.calls[call] = event.arguments = arguments
+            case {"item_id": call, "arguments": str(arguments)}:
                 self.calls[call] = event.arguments = arguments
             case {"item_id": call, "delta": str(part)} if "function_call" in kind:
                 self._add(event, call, {"arguments": part})
@@ -203,7 +204,7 @@ class WireReader:
                 event.thought = part
             case {"delta": str(part)}:
                 event.text = part
-            case {"response": {"incomplete_details": {"reason": reason}}}:
+            case {"response": {"incomplete_details": {"reason": str(reason)}}}:
                 event.reason = reason
             case _:
                 pass
