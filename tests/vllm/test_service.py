@@ -168,8 +168,6 @@ THINKING: dict[str, list[dict[str, Any]]] = {
         {"reasoning": THOUGHT[9:]},
         {"content": "Till nine."},
     ],
-    "reasoning_content": [{"reasoning_content": THOUGHT}, {"content": "Till nine."}],
-    "inline": [{"content": f"<think>{THOUGHT}</think>\n\nTill nine."}],
     "inline, in pieces": [
         *({"content": piece} for piece in ("<th", "ink>", THOUGHT, "</", "think>", "\n", "\nTill")),
         {"content": " nine."},

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from pipecat_hedge.policy.backends import SIMULATED_HEADER
 from pipecat_hedge.race.reports import StageReport
-from pipecat_hedge.service.deltas import DeltaReader
+from pipecat_hedge.service.wires import BodyReader
 
 __all__ = ["Stages", "keep_alive_secs"]
 
@@ -56,7 +56,7 @@ class Stages:
     requested_at: float | None = None
     keep_alive_secs: float | None = None
     is_simulated: bool = False
-    deltas: DeltaReader = field(default_factory=DeltaReader)
+    deltas: BodyReader = field(default_factory=BodyReader)
     _began_at: float = 0.0
 
     @property
@@ -86,7 +86,7 @@ class Stages:
             headers: The headers; lookup must be case-insensitive.
         """
         self.first_byte_at = None  # of a previous request
-        self.deltas = DeltaReader()
+        self.deltas = BodyReader()
         self.keep_alive_secs = keep_alive_secs(headers)
         self.is_simulated |= SIMULATED_HEADER in headers
 

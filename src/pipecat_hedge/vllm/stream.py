@@ -6,7 +6,6 @@ it. Tool calls are assembled and emitted complete at the end, one per chunk.
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,14 +25,9 @@ from pipecat.services.llm_service import LLMService
 
 from pipecat_hedge.race.errors import HedgeError
 from pipecat_hedge.race.usable import InlineThought
+from pipecat_hedge.service.wires import ABORTED, is_object, thought_in
 from pipecat_hedge.vllm.errors import explain
 from pipecat_hedge.vllm.server import VLLMServer
-
-__all__ = ["AnswerCutOff", "ChatStream", "MalformedToolCall", "ToolPieces"]
-
-_ENDED_EARLY = (None, "abort", "error")
-"""Finish reasons of an incomplete answer. vLLM ends its streams with ``abort`` when it shuts down;
-without any reason the connection was cut."""
 
 
 class AnswerCutOff(HedgeError):
@@ -97,7 +91,7 @@ class ChatStream:
             self._server.mark_down("failed in mid-answer", str(explained))
             raise explained from error
         await self._end_thought()
-        if last is None or finish_reason in _ENDED_EARLY:
+        if last is None or finish_reason is None or finish_reason in ABORTED:
             raise AnswerCutOff("the server ended the answer early, as when it is stopped")
         held = self._inline.finish()
         calls = self._tools.finish()
@@ -120,13 +114,12 @@ class ChatStream:
 
     async def _simplify(self, delta: ChoiceDelta) -> None:
         """Keep only answer text in a delta."""
-        reasoning = getattr(delta, "reasoning", None) or getattr(delta, "reasoning_content", None)
-        if reasoning:
-            await self._think(reasoning)
+        if thought := thought_in(dict(delta)):
+            await self._think(thought)
         if delta.content:
-            thought, answer = self._inline.feed(delta.content)
-            if thought:
-                await self._think(thought)
+            inline, answer = self._inline.feed(delta.content)
+            if inline:
+                await self._think(inline)
             if answer:
                 self._has_text = True
                 await self._end_thought()
@@ -158,7 +151,7 @@ class _Call:
     arguments: str = ""
 
     def is_complete(self) -> bool:
-        return bool(self.name) and _is_object(self.arguments)
+        return bool(self.name) and is_object(self.arguments)
 
 
 class ToolPieces:
@@ -212,7 +205,7 @@ class ToolPieces:
             arguments = call.arguments.strip() or "{}"
             if not call.name:
                 raise MalformedToolCall("a tool call has no tool name")
-            if not _is_object(arguments):
+            if not is_object(arguments):
                 raise MalformedToolCall(
                     f"the call of {call.name} has arguments that are not a JSON object, as in a "
                     "truncated answer: raise max_tokens if that limit was reached"
@@ -223,10 +216,3 @@ class ToolPieces:
                 ChoiceDeltaToolCall(index=index, id=id, function=function, type="function")
             )
         return whole
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
-        return False

@@ -1,154 +1,31 @@
-"""What the events of both wires mean."""
+"""What the proxy writes itself, and how streams are split."""
 
 from __future__ import annotations
-
-import json
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipecat_hedge.service import WireEvent
 from pipecat_hedge.tools.proxy import wires as module
 from pipecat_hedge.tools.proxy.wires import (
     ANTHROPIC,
     OPENAI,
+    AnswerReader,
     EventSplitter,
-    Signs,
     Wire,
 )
 
 
-def sse(**event: Any) -> bytes:
-    return f"data: {json.dumps(event)}\n\n".encode()
-
-
-def chunk(finish: str | None = None, **delta: Any) -> bytes:
-    return sse(choices=[{"index": 0, "delta": delta, "finish_reason": finish}])
-
-
-def block(kind: str, **more: Any) -> bytes:
-    return sse(type=f"content_block_{kind}", index=1, **more)
-
-
-TOOL = block("start", content_block={"type": "tool_use", "id": "1", "name": "book", "input": {}})
-
-
-@pytest.mark.parametrize(
-    ("wire", "events", "expected"),
-    [
-        (OPENAI, [chunk(role="assistant", content="")], Signs()),
-        (OPENAI, [chunk(content="Yes")], Signs("Yes", is_usable=True)),
-        (OPENAI, [chunk(content=" \n")], Signs(" \n")),
-        (OPENAI, [chunk(reasoning_content="Hm")], Signs()),
-        (OPENAI, [chunk(tool_calls=[{"index": 0}])], Signs(has_tool=True)),
-        (
-            OPENAI,
-            [chunk(tool_calls=[{"index": 0}]), chunk("tool_calls")],
-            Signs(is_usable=True, ends=True, has_tool=True),
-        ),
-        (OPENAI, [chunk("stop")], Signs(ends=True)),
-        (OPENAI, [b"data: [DONE]\n\n"], Signs(ends=True, is_last=True)),
-        (OPENAI, [b": keep-alive\n\n"], Signs()),
-        (OPENAI, [b'data: {"choi\n\n'], Signs()),
-        (OPENAI, [sse(choices=[{"delta": None}])], Signs()),
-        (OPENAI, [sse(choices=[], usage={"prompt_tokens": 3})], Signs()),
-        (OPENAI, [sse(choices="odd")], Signs(is_usable=True, is_known=False)),
-        (OPENAI, [sse(keep="alive")], Signs(is_known=False)),
-        (OPENAI, [chunk("", content="Yes")], Signs("Yes", is_usable=True)),
-        (OPENAI, [chunk("length")], Signs(is_usable=True, ends=True)),
-        (OPENAI, [chunk(content=[{"type": "text", "text": "Y"}])], Signs("Y", is_usable=True)),
-        (OPENAI, [chunk(content=[{"type": "thinking", "thinking": []}])], Signs()),
-        (OPENAI, [chunk(audio={"id": "a"})], Signs(is_usable=True, is_known=False)),
-        (OPENAI, [chunk(function_call={"name": "book"})], Signs(has_tool=True)),
-        (
-            OPENAI,
-            [chunk(tool_calls=[{"index": 0}]), b"data: [DONE]\n\n"],
-            Signs(is_usable=True, ends=True, is_last=True),
-        ),
-        (OPENAI, [sse(error={"code": 500})], Signs(error={"error": {"code": 500}})),
-        (ANTHROPIC, [sse(type="message_start", message={"content": []})], Signs()),
-        (ANTHROPIC, [sse(type="ping")], Signs()),
-        (ANTHROPIC, [sse(type="new")], Signs(is_known=False)),
-        (
-            ANTHROPIC,
-            [block("start", content_block={"type": "server_tool_use"})],
-            Signs(is_usable=True, is_known=False),
-        ),
-        (
-            ANTHROPIC,
-            [sse(type="message_delta", delta={"stop_reason": "end_turn"})],
-            Signs(ends=True),
-        ),
-        (
-            ANTHROPIC,
-            [sse(type="message_delta", delta={"stop_reason": "refusal"})],
-            Signs(is_usable=True, ends=True),
-        ),
-        (
-            ANTHROPIC,
-            [block("delta", delta={"type": "text_delta", "text": "Yes"})],
-            Signs("Yes", is_usable=True),
-        ),
-        (ANTHROPIC, [block("delta", delta={"type": "thinking_delta", "thinking": "Hm"})], Signs()),
-        (ANTHROPIC, [TOOL], Signs()),
-        (
-            ANTHROPIC,
-            [TOOL, block("delta", delta={"type": "input_json_delta", "partial_json": "{"})],
-            Signs(has_tool=True),
-        ),
-        (ANTHROPIC, [TOOL, block("stop")], Signs(is_usable=True, has_tool=True)),
-        (ANTHROPIC, [block("stop")], Signs()),
-        (ANTHROPIC, [sse(type="message_stop")], Signs(ends=True, is_last=True)),
-        (
-            ANTHROPIC,
-            [sse(type="error", error={"type": "overloaded_error"})],
-            Signs(error={"type": "error", "error": {"type": "overloaded_error"}}),
-        ),
-    ],
-)
-def test_events_are_read_as_far_as_the_race_has_to_know(
-    wire: Wire, events: list[bytes], expected: Signs
-) -> None:
-    reader = wire.reader()
-    assert [reader.read(event) for event in events][-1] == expected
-
-
 @pytest.mark.parametrize("wire", [OPENAI, ANTHROPIC])
 def test_own_events_can_be_read_again(wire: Wire) -> None:
-    like = json.loads(
-        (chunk(content="Yes") if wire is OPENAI else block("delta")).split(b": ", 1)[1]
-    )
-    reader = wire.reader()
+    like = {"choices": []} if wire is OPENAI else {"type": "content_block_delta", "index": 1}
+    reader = AnswerReader(wire)
     assert reader.read(wire.text_event(" more", like)).text == " more"
     ended = EventSplitter().split(wire.end_events(like))
     assert [reader.read(event).ends for event in ended][-1]
     assert reader.read(wire.error_event(wire.error(502, "cut"))).error is not None
-    assert reader.read(wire.ping) == Signs()
-
-
-@pytest.mark.parametrize(
-    ("wire", "body", "expected"),
-    [
-        (
-            ANTHROPIC,
-            {"content": [{"type": "text", "text": "Yes"}], "usage": {"input_tokens": 3}},
-            (Signs("Yes", is_usable=True, ends=True), 3),
-        ),
-        (ANTHROPIC, {"content": [], "usage": {"input_tokens": 3}}, (Signs(ends=True), 3)),
-        (
-            OPENAI,
-            {"choices": [{"message": {"tool_calls": [{}]}}], "usage": {"prompt_tokens": 4}},
-            (Signs(is_usable=True, ends=True, has_tool=True), 4),
-        ),
-        (OPENAI, {"error": {"code": 5}}, (Signs(error={"error": {"code": 5}}), None)),
-        (OPENAI, None, (Signs(), None)),
-        (OPENAI, [], (Signs(is_usable=True, ends=True, is_known=False), None)),
-    ],
-)
-def test_a_whole_answer_is_read(wire: Wire, body: Any, expected: tuple[Signs, int | None]) -> None:
-    signs, usage = wire.read_whole(json.dumps(body).encode())
-    assert (signs, None if usage is None else usage.prompt_tokens) == expected
+    assert reader.read(wire.ping) == WireEvent()
 
 
 @given(

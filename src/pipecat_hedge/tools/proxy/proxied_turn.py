@@ -29,19 +29,15 @@ from pipecat_hedge.service import (
     AttemptRunner,
     ProviderAttempt,
     TurnPlanner,
+    WireEvent,
+    is_rare,
     report_drained,
     report_turn,
 )
 from pipecat_hedge.tools.proxy.request import ProxiedRequest, read_request
 from pipecat_hedge.tools.proxy.response import Response
 from pipecat_hedge.tools.proxy.upstream import Reply, Upstream, UpstreamRefused
-from pipecat_hedge.tools.proxy.wires import (
-    MAX_READ_BYTES,
-    EventReader,
-    EventSplitter,
-    Signs,
-    Wire,
-)
+from pipecat_hedge.tools.proxy.wires import MAX_READ_BYTES, AnswerReader, EventSplitter, Wire
 
 __all__ = ["ProxiedTurn", "estimate_tokens"]
 
@@ -85,7 +81,7 @@ class _Answer(Reply):
         delivered: Those of them that were released.
     """
 
-    reader: EventReader | None = None
+    reader: AnswerReader | None = None
     splitter: EventSplitter = field(default_factory=EventSplitter)
     skipped: bytes = b""
     seen: bytearray = field(default_factory=bytearray)
@@ -259,7 +255,7 @@ class ProxiedTurn:
         stats, race = attempt.stats, self._runner.race
         async for chunk in chunks:
             if answer.reader is None and self._has_events(answer):
-                answer.reader = self._wire.reader()
+                answer.reader = AnswerReader(self._wire)
             if self._is_alone:
                 self._begin(attempt)
             is_direct = self._is_direct(attempt, answer)
@@ -274,7 +270,7 @@ class ProxiedTurn:
             if answer.reader is None:
                 answer.seen += chunk[: MAX_READ_BYTES + 1 - len(answer.seen)]
                 if len(answer.seen) > MAX_READ_BYTES:
-                    self._take(Signs(is_usable=True, is_known=False), attempt, answer)
+                    self._take(WireEvent(is_usable=True, is_known=False), attempt, answer)
             else:
                 for piece, is_read in answer.splitter.feed(chunk):
                     if is_read and is_direct and answer.is_posted and self._skips(piece, answer):
@@ -282,7 +278,7 @@ class ProxiedTurn:
                     elif is_read:
                         await self._read(piece, attempt, answer, sink)
                     else:
-                        self._take(Signs(is_usable=True, is_known=False), attempt, answer)
+                        self._take(WireEvent(is_usable=True, is_known=False), attempt, answer)
                         if self._continues and answer.rest is None:
                             answer.body += piece
             await self._pass_on(attempt, answer, sink)
@@ -296,7 +292,7 @@ class ProxiedTurn:
 
     def _skips(self, piece: bytes, answer: _Answer) -> bool:
         """Whether events need not be read."""
-        if self._wire.rare.search(piece) is not None:
+        if is_rare(piece):
             return False
         answer.skipped = (answer.skipped + piece[-SKIPPED_BYTES:])[-SKIPPED_BYTES:]
         return True
@@ -312,36 +308,36 @@ class ProxiedTurn:
         reader = answer.reader
         assert reader is not None
         for event in answer.splitter.split(events):
-            signs = reader.read(event)
-            if signs.error is not None:
+            found = reader.read(event)
+            if found.error is not None:
                 if self._continues and not self._is_released(attempt):
                     answer.body += event
-                await self._refuse(signs.error, attempt, answer, sink)
+                await self._refuse(found.error, attempt, answer, sink)
             attempt.stats.usage = reader.usage or attempt.stats.usage
             if answer.rest is not None:  # only what is missing, in the form of what was cut
-                signs.text = answer.rest.feed(signs.text)
-                signs.is_usable = bool(signs.text)
-                event = self._wire.text_event(signs.text, self._like) if signs.text else b""
+                found.text = answer.rest.feed(found.text)
+                found.is_usable = bool(found.text)
+                event = self._wire.text_event(found.text, self._like) if found.text else b""
             if self._continues:
                 answer.body += event
-            answer.has_end = answer.has_end or signs.ends
-            answer.is_whole = answer.is_whole or signs.is_last
-            self._take(signs, attempt, answer)
+            answer.has_end = answer.has_end or found.ends
+            answer.is_whole = answer.is_whole or found.is_last
+            answer.has_tool = bool(reader.calls)
+            self._take(found, attempt, answer)
 
-    def _take(self, signs: Signs, attempt: ProviderAttempt, answer: _Answer) -> None:
+    def _take(self, found: WireEvent, attempt: ProviderAttempt, answer: _Answer) -> None:
         """Note what a part of an answer means."""
         stats = attempt.stats
-        stats.chars += len(signs.text)
-        answer.has_tool = answer.has_tool or signs.has_tool
-        answer.is_known = answer.is_known and signs.is_known
+        stats.chars += len(found.text)
+        answer.is_known = answer.is_known and found.is_known
         if stats.keeps_text:
-            stats.text += signs.text
+            stats.text += found.text
             stats.first_text_at = stats.first_text_at or self._loop.time()
-        if signs.is_usable:
+        if found.is_usable:
             stats.record_answer()
             answer.is_usable = True
         if self._continues:
-            answer.texts.append(signs.text)
+            answer.texts.append(found.text)
 
     async def _refuse(
         self,
@@ -378,12 +374,14 @@ class ProxiedTurn:
             if answer.is_known and not answer.has_end:
                 self._check_end(attempt, answer, reader, sends_marks=upstream.sends_marks)
             if not answer.is_known:
-                self._take(Signs(is_usable=True), attempt, answer)
+                self._take(WireEvent(is_usable=True), attempt, answer)
         elif len(answer.seen) <= MAX_READ_BYTES:
-            signs, attempt.stats.usage = self._wire.read_whole(answer.seen)
-            if signs.error is not None:
-                await self._refuse(signs.error, attempt, answer, sink)
-            self._take(signs, attempt, answer)
+            whole = AnswerReader(self._wire)
+            found = whole.read_whole(answer.seen)
+            answer.has_tool, attempt.stats.usage = bool(whole.calls), whole.usage
+            if found.error is not None:
+                await self._refuse(found.error, attempt, answer, sink)
+            self._take(found, attempt, answer)
         answer.has_end = answer.has_end or reader is None
         is_direct = self._is_direct(attempt, answer)
         await self._pass_on(attempt, answer, sink, is_whole=True)
@@ -392,7 +390,7 @@ class ProxiedTurn:
             self._response.end(is_whole=answer.is_usable and answer.has_end)
 
     def _check_end(
-        self, attempt: ProviderAttempt, answer: _Answer, reader: EventReader, *, sends_marks: bool
+        self, attempt: ProviderAttempt, answer: _Answer, reader: AnswerReader, *, sends_marks: bool
     ) -> None:
         """Raise if an answer without an end mark is not whole by its content."""
         if answer.is_usable or reader.calls:
@@ -400,7 +398,7 @@ class ProxiedTurn:
                 reader.read(event)
             if not reader.seems_whole(sends_marks=sends_marks):
                 raise ConnectionResetError("the stream ended before the answer did")
-            self._take(Signs(is_usable=True), attempt, answer)
+            self._take(WireEvent(is_usable=True), attempt, answer)
         elif reader.has_read:
             raise ConnectionResetError("the stream ended before the answer began")
 

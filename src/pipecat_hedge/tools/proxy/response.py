@@ -8,7 +8,8 @@ from contextlib import suppress
 
 from aiohttp import web
 
-from pipecat_hedge.tools.proxy.wires import EVENT_ENDS, Wire, parsed
+from pipecat_hedge.service import parsed
+from pipecat_hedge.tools.proxy.wires import EVENT_ENDS, Wire
 
 __all__ = [
     "JSON_HEADERS",

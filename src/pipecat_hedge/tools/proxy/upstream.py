@@ -21,10 +21,10 @@ from yarl import URL
 
 from pipecat_hedge.limits import used_up_secs
 from pipecat_hedge.race import ConfigurationError, ServerLoad, TaskScope
-from pipecat_hedge.service import AttemptStats, Stages
+from pipecat_hedge.service import AttemptStats, Stages, parsed
 from pipecat_hedge.tools.proxy.request import ProxiedRequest
 from pipecat_hedge.tools.proxy.settings import UpstreamSettings
-from pipecat_hedge.tools.proxy.wires import Wire, parsed
+from pipecat_hedge.tools.proxy.wires import Wire
 
 __all__ = ["Reply", "Upstream", "UpstreamRefused", "connect"]
 
