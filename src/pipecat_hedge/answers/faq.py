@@ -164,8 +164,8 @@ def _has_failed(task: asyncio.Task[np.ndarray]) -> bool:
 
 
 def _spelt(text: str) -> str:
-    """Return a text without what transcripts spell differently; punctuation alone stays."""
-    return " ".join(_STOPS.sub(" ", text.casefold().replace("’", "'")).split()) or text
+    """Return a text without what transcripts spell differently."""
+    return " ".join(_STOPS.sub(" ", text.casefold().replace("’", "'")).split())
 
 
 def _read(path: Path) -> tuple[list[FaqEntry], list[list[str]]]:
