@@ -121,6 +121,8 @@ def test_no_question_gets_the_answer_to_another(embed: Any) -> None:
         ("Are my devices visible to guests?", "Are guests visible to my devices?"),
         ("Can I see the devices of guests?", "Can guests see my devices?"),
         ("Can my dog visit the vet?", "Can the vet visit my dog?"),
+        ("When does the restaurant open?", "When does the gym open?"),
+        ("When does the restaurant open?", "When do you open?"),
     ],
 )
 def test_small_words_that_change_the_question_count(one: str, other: str) -> None:
