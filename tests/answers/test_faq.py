@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge import FaqAnswers
 from pipecat_hedge.answers import FaqEntry
 from pipecat_hedge.answers.faq import Faq
 from pipecat_hedge.answers.meaning import Vocabulary
 from pipecat_hedge.race import ConfigurationError
+from pipecat_hedge.service.known_answers import Question
 from tests.answers.phrases import ENTRIES, PARAPHRASES
 
 TODAY = datetime.date(2026, 11, 25)
@@ -117,6 +121,8 @@ def test_no_question_gets_the_answer_to_another(embed: Any) -> None:
         ("Are my devices visible to guests?", "Are guests visible to my devices?"),
         ("Can I see the devices of guests?", "Can guests see my devices?"),
         ("Can my dog visit the vet?", "Can the vet visit my dog?"),
+        ("When does the restaurant open?", "When does the gym open?"),
+        ("When does the restaurant open?", "When do you open?"),
     ],
 )
 def test_small_words_that_change_the_question_count(one: str, other: str) -> None:
@@ -133,7 +139,6 @@ def test_small_words_that_change_the_question_count(one: str, other: str) -> Non
         ("What is your e-mail address?", "What's your email address?"),
         ("When is check-in?", "When is checkin?"),
         ("Do you close at 8 p.m.?", "Do you close at 8 o'clock in the evening?"),
-        ("Is the museum free?", "Is the museum free of charge?"),
         ("What happens if no one is home?", "What happens if nobody's home?"),
     ],
 )
@@ -141,120 +146,119 @@ def test_spelling_does_not_count(one: str, other: str) -> None:
     assert found(Faq([FaqEntry(questions=[one], answer="Yes.")]), other) == "Yes."
 
 
-def test_paraphrases_are_found() -> None:
-    whole = faq()
-    answers = [(found(whole, question), name) for question, name in PARAPHRASES]
-    assert all(answer in (None, name) for answer, name in answers)
-    found_again = sum(answer is not None for answer, _ in answers)
-    print(f"\nphrases.py: of {len(answers)} paraphrases {found_again}")
-    assert found_again >= 0.9 * len(answers)
+def phrases(file: str) -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name(file).read_text(encoding="utf-8"))
+
+
+def whole_faqs(named: dict[str, Any]) -> dict[str, list[str]]:
+    """By FAQ, the names of its entries; one that names no FAQ is alone."""
+    faqs = dict[str, list[str]]()
+    for name, each in named.items():
+        faqs.setdefault(each.get("faq", name), []).append(name)
+    return faqs
+
+
+def of_phrases_py() -> dict[str, Any]:
+    asked = {
+        name: {"questions": questions, "paraphrases": [], "others": [], "faq": "all"}
+        for name, questions in ENTRIES.items()
+    }
+    for question, name in PARAPHRASES:
+        asked[name]["paraphrases"].append(question)
+    return asked
 
 
 @pytest.mark.parametrize(
-    ("file", "answered_share", "found_share"),
+    ("file", "found_share"),
     [
-        ("hard_phrases.toml", 0.06, 0.7),
-        ("phone_phrases.toml", 0.002, 0.5),
-        ("free_phrases.toml", 0.002, 0.08),
+        ("phrases.py", 0.4),
+        ("business_phrases.toml", 0.15),
+        ("phone_phrases.toml", 0.1),
+        ("free_phrases.toml", 0.0),
+        ("hard_phrases.toml", 0.25),
     ],
 )
-def test_questions_of_others_are_told_apart(
-    file: str, answered_share: float, found_share: float
-) -> None:
-    """With embeddings that see no difference; some of the hard ones mean nearly the same."""
-    text = Path(__file__).with_name(file).read_text(encoding="utf-8")
-    answered, found_again = list[bool](), list[bool]()
-    for each in tomllib.loads(text).values():
-        only = Faq([FaqEntry(questions=each["questions"], answer="Yes.")], embed=all_alike)
-        for results, phrases in ((answered, each["others"]), (found_again, each["paraphrases"])):
-            results += [found(only, phrase) is not None for phrase in phrases]
-    print(
-        f"\n{file}: of {len(answered)} other questions {sum(answered)} are answered, "
-        f"of {len(found_again)} paraphrases {sum(found_again)}"
-    )
-    assert sum(answered) <= answered_share * len(answered)
-    assert sum(found_again) >= found_share * len(found_again)
-
-
-def test_callers_of_businesses_get_their_answers() -> None:
-    """From whole FAQs."""
-    text = Path(__file__).with_name("business_phrases.toml").read_text(encoding="utf-8")
-    named = tomllib.loads(text)
-    faqs = dict[str, list[FaqEntry]]()
-    for name, each in named.items():
-        entry = FaqEntry(questions=each["questions"], answer=name)
-        faqs.setdefault(each["faq"], []).append(entry)
-    whole = {name: Faq(entries) for name, entries in faqs.items()}
+def test_paraphrases_are_found_and_other_questions_are_not(file: str, found_share: float) -> None:
+    """With embeddings that see no difference."""
+    named = of_phrases_py() if file == "phrases.py" else phrases(file)
     others, paraphrases = list[bool](), list[bool]()
-    for name, each in named.items():
-        others += [found(whole[each["faq"]], other) == name for other in each["others"]]
-        for phrase in each["paraphrases"]:
-            answer = found(whole[each["faq"]], phrase)
-            assert answer in (None, name), phrase
-            paraphrases.append(answer is not None)
+    for names in whole_faqs(named).values():
+        entries = [FaqEntry(questions=named[name]["questions"], answer=name) for name in names]
+        whole = Faq(entries, embed=all_alike)
+        for name in names:
+            others += [found(whole, other) == name for other in named[name]["others"]]
+            answers = [found(whole, phrase) for phrase in named[name]["paraphrases"]]
+            assert set(answers) <= {None, name}
+            paraphrases += [answer == name for answer in answers]
     print(
-        f"\nbusiness_phrases.toml: of {len(others)} other questions {sum(others)} are answered, "
+        f"\n{file}: of {len(others)} other questions {sum(others)} are answered, "
         f"of {len(paraphrases)} paraphrases {sum(paraphrases)} are found"
     )
     assert not any(others)
-    assert sum(paraphrases) >= 0.65 * len(paraphrases)
+    assert sum(paraphrases) >= found_share * len(paraphrases)
 
 
 def test_entries_that_cannot_be_told_apart_are_left_to_the_model() -> None:
-    entries = {"Yes.": "Can I volunteer?", "Six.": "Do you have volunteers?"}
+    entries = {"Yes.": "Can I volunteer?", "On Mondays.": "May I volunteer?"}
     club = Faq([FaqEntry(questions=[asked], answer=says) for says, asked in entries.items()])
-    assert {found(club, asked) for asked in ("May I volunteer?", "Are there volunteers?")} == {None}
+    assert found(club, "Could I volunteer?") is None
     today = [
         FaqEntry(questions=["When do you open?"], answer=says) for says in ("At ten.", "Noon.")
     ]
     assert found(Faq(today), "When are you opening?") == "At ten."
 
 
-@pytest.mark.parametrize("embed", [None, lambda texts: [[0.1, 0.2, 0.3]] * len(texts)])
-def test_curated_question_finds_itself(embed: Any) -> None:
-    """Also one that does not stand alone, is alike to another entry's, or is long."""
-    asked = ["How much is it?", "Can I volunteer?", "Do you have volunteers?", "Where? " * 60]
-    faq = Faq([FaqEntry(questions=[each], answer=each) for each in asked], embed=embed)
-    for each in asked:
-        assert found(faq, each, 1.0) == each
-        assert found(faq, each.lower().replace("?", ""), 1.0) == each
+@pytest.mark.parametrize(
+    "file", [path.name for path in Path(__file__).parent.glob("*_phrases.toml")]
+)
+def test_each_curated_question_of_the_phrases_finds_itself(file: str) -> None:
+    named = phrases(file)
+    for names in whole_faqs(named).values():
+        entries = [FaqEntry(questions=named[name]["questions"], answer=name) for name in names]
+        whole = Faq(entries)
+        for name in names:
+            assert {found(whole, question) for question in named[name]["questions"]} == {name}
+
+
+ODD = ["", "?", "...", "No", "No?", "no.", "the of a", "12", "1.5", "15", "€", "Où êtes-vous ?"]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from([*ODD, "你们几点开门？", "It", "How much is it?", "Where? " * 60]),
+            st.text(),
+        ),
+        min_size=1,
+        unique=True,
+    ),
+    st.booleans(),
+)
+@settings(deadline=None)
+def test_any_curated_question_finds_itself(questions: list[str], with_embed: bool) -> None:
+    """Also one that does not stand alone, has no words, or is long."""
+    entries = [FaqEntry(questions=[each], answer=repr(each)) for each in questions]
+    faq = Faq(entries, embed=all_alike if with_embed else None)
+    for each in questions:
+        assert found(faq, each, 1.0) == repr(each)
+
+
+def test_curated_question_finds_itself_in_other_spelling() -> None:
+    asked = ["How much is it?", "Can I volunteer?", "Do you have volunteers?"]
+    faq = Faq([FaqEntry(questions=[each], answer=each) for each in asked])
+    assert [found(faq, each.lower().replace("?", "")) for each in asked] == asked
     assert found(faq, "How much was it?") is None
 
 
-def test_restaurant_of_a_hotel_is_not_the_hotel() -> None:
-    entries = {"Noon.": "When does the restaurant open?", "At six.": "When does the gym open?"}
-    hotel = Faq([FaqEntry(questions=[asked], answer=says) for says, asked in entries.items()])
-    for says, asked in entries.items():
-        assert found(hotel, asked) == says
-    assert found(hotel, "When do you open?") is None
-    restaurant = Faq([FaqEntry(questions=["When does the restaurant open?"], answer="Noon.")])
-    assert found(restaurant, "When do you open?") == "Noon."
-    assert found(restaurant, "When does the gym open?") is None
-
-
-def test_venue_that_is_called_may_be_named() -> None:
-    asked = [
-        "When does the museum open?",
-        "Can I bring my dog?",
-        "How much is the shop's catalogue?",
-    ]
-    museum = Faq([FaqEntry(questions=[each], answer=each) for each in asked])
-    assert found(museum, "What time do you open?") == asked[0]
-    assert found(museum, "May I bring my dog to the museum?") == asked[1]
-    assert found(museum, "When does the shop open?") is None
-    booking = Faq([FaqEntry(questions=["How do I cancel my hotel booking?"], answer="Online.")])
-    assert found(booking, "How do I cancel my booking?") is None
-
-
-def test_most_pairs_written_against_the_words_are_told_apart() -> None:
-    """By testers who had read the words; nearly all got past them then."""
+def test_nearly_all_pairs_written_against_the_words_are_told_apart() -> None:
+    """By testers who had read the words."""
     text = Path(__file__).with_name("hard_pairs.txt").read_text(encoding="utf-8")
     answered = 0
     pairs = [line.split(" | ") for line in text.splitlines()]
     for known, asked in pairs:
         answered += found(Faq([FaqEntry(questions=[known], answer="Yes.")]), asked) is not None
     print(f"\nhard_pairs.txt: of {len(pairs)} other questions {answered} are answered")
-    assert answered <= 0.4 * len(pairs)
+    assert answered <= 0.03 * len(pairs)
 
 
 def test_long_text_is_no_question() -> None:
@@ -296,7 +300,6 @@ async def test_function_that_embeds_runs_in_a_thread() -> None:
         ("Is there parking?", True),
         ("Is it possible to pay by card?", True),
         ("How much does it cost to park?", True),
-        ("Parking at the airport, how much is that?", True),
         ("Hello, how much is that?", False),
         ("And on Sunday?", False),
         ("What does it cost?", False),
@@ -339,5 +342,24 @@ def test_wrong_file_names_the_field(tmp_path: Path, text: str, message: str) -> 
     path.write_text(text)
     with pytest.raises(ConfigurationError, match=message):
         Faq(path)
+
+
+def test_threshold_is_refused_without_embeddings() -> None:
+    entries = [FaqEntry(questions=["When do you open?"], answer="At noon.")]
+    with pytest.raises(ConfigurationError, match="threshold compares embeddings: give embed, too"):
+        FaqAnswers(entries, threshold=0.92)
     with pytest.raises(ConfigurationError, match="threshold must be from 0 to 1, got 92"):
-        FaqAnswers(path, threshold=92)
+        FaqAnswers(entries, threshold=92, embed=all_alike)
+
+
+@pytest.mark.parametrize(("threshold", "answer"), [(0.9, "At noon."), (None, None), (0.96, None)])
+async def test_threshold_decides_how_alike_embeddings_must_be(
+    threshold: float | None, answer: str | None
+) -> None:
+    def embed(texts: Sequence[str]) -> list[list[float]]:
+        return [[1.0, 0.0] if text == "When do you open?" else [0.91, 0.4146] for text in texts]
+
+    entries = [FaqEntry(questions=["When do you open?"], answer="At noon.")]
+    faq = FaqAnswers(entries, threshold=threshold, embed=embed)
+    asked = Question.of(LLMContext([{"role": "user", "content": "When are you opening?"}]), [])
+    assert await faq.find(asked) == answer

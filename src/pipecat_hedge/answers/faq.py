@@ -1,4 +1,4 @@
-"""Answers curated questions: a likeness from embeddings, and a gate on what the words say."""
+"""Answers curated questions: by their words, and if embeddings are given, also by likeness."""
 
 from __future__ import annotations
 
@@ -87,15 +87,10 @@ class Faq:
             groups += of_file
         self._entries = list(entries)
         self._embed = embed
-        self._vocabulary = Vocabulary(
-            groups, [question for entry in self._entries for question in entry.questions]
-        )
-        self._asked = [
-            (entry, question, self._vocabulary.meaning(question))
-            for entry in self._entries
-            for question in entry.questions
-        ]
-        self._spelt = [_spelt(question) for _, question, _ in self._asked]
+        self._vocabulary = Vocabulary(groups)
+        self._asked = [(entry, question) for entry in self._entries for question in entry.questions]
+        self._spelt = [_spelt(question) for _, question in self._asked]
+        self._words = [self._vocabulary.words(question) for _, question in self._asked]
         self._embedding: asyncio.Task[np.ndarray] | None = None
 
     async def prepare(self) -> None:
@@ -103,7 +98,7 @@ class Faq:
         if self._embed is None:
             return
         if self._embedding is None or _has_failed(self._embedding):
-            questions = [question for _, question, _ in self._asked]
+            questions = [question for _, question in self._asked]
             self._embedding = asyncio.create_task(self._embedded(questions))
         await asyncio.shield(self._embedding)
 
@@ -116,33 +111,31 @@ class Faq:
 
         Args:
             text: The caller's question.
-            threshold: The least similarity, from 0 to 1.
+            threshold: The least similarity, from 0 to 1; without embeddings all have 1.
             today: Entries that are no longer valid do not count.
             is_first: Whether nothing was said before that it could refer to.
         """
         valid = [
             number
-            for number, (entry, _, _) in enumerate(self._asked)
+            for number, (entry, _) in enumerate(self._asked)
             if entry.valid_until is None or today <= entry.valid_until
         ]
         spelt = _spelt(text)
-        for number in valid:
-            if self._spelt[number] == spelt:
-                entry, question, _ = self._asked[number]
-                return FaqMatch(entry, question, 1.0)
+        if own := [number for number in valid if self._spelt[number] == spelt]:
+            return FaqMatch(*self._asked[max(own, key=lambda n: self._asked[n][1] == text)], 1.0)
         if len(text) > MAX_CHARS or not (is_first or self._vocabulary.stands_alone(text)):
             return None
-        asked = self._vocabulary.meaning(text)
-        allowed = [number for number in valid if asked.asks_like(self._asked[number][2])]
+        words = self._vocabulary.words(text)
+        allowed = [number for number in valid if words and self._words[number] == words]
         if not allowed:
             return None
         alike = await self._similarities(text, allowed)
         best = int(np.argmax(alike))
         if alike[best] < threshold:
             return None
-        entry, question, _ = self._asked[allowed[best]]
+        entry, question = self._asked[allowed[best]]
         tied = [self._asked[number] for number in np.compress(alike == alike[best], allowed)]
-        if any(other.answer != entry.answer and asks != question for other, asks, _ in tied):
+        if any(other.answer != entry.answer and asks != question for other, asks in tied):
             return None
         return FaqMatch(entry, question, float(alike[best]))
 

@@ -15,12 +15,15 @@ from pipecat_hedge.service.line_log import LineLog
 
 __all__ = ["FaqAnswers"]
 
+THRESHOLD = 0.92
+"""Opposites can be 0.98 alike, so it only refuses what is about something else."""
+
 
 class FaqAnswers:
-    """Curated answers to English questions that stand alone; what is said first always does.
+    """Curated answers to English questions that stand alone. Experimental.
 
-    In shadow mode it answers nothing. What it would have said is written beside what was said, to
-    ``shadow_log``, for ``pipecat-hedge compare``.
+    What is said first always stands alone. In shadow mode it answers nothing. What it would have
+    said is written beside what was said, to ``shadow_log``, for ``pipecat-hedge compare``.
     """
 
     name = "faq"
@@ -29,7 +32,7 @@ class FaqAnswers:
         self,
         entries: str | Path | Iterable[FaqEntry],
         *,
-        threshold: float = 0.92,
+        threshold: float | None = None,
         shadow: bool = False,
         shadow_log: str | Path = "shadow.jsonl",
         embed: Embed | None = None,
@@ -42,7 +45,8 @@ class FaqAnswers:
         Args:
             entries: A TOML file with ``[[entries]]``: ``questions``, ``answer`` and optionally
                 ``valid_until``; or the entries.
-            threshold: The least likeness of the embeddings of a question and an entry, from 0 to 1.
+            threshold: The least likeness of the embeddings of a question and an entry, from 0 to 1;
+                0.92 by default. Only with ``embed``.
             shadow: Whether only to write down what it would have said.
             shadow_log: The file for that; it contains what callers and models said.
             embed: Embeds texts, as for ``Faq``: the questions when a session starts, and what
@@ -54,6 +58,12 @@ class FaqAnswers:
         Raises:
             ConfigurationError: If an argument or an entry is invalid; the message names it.
         """
+        if threshold is None:
+            threshold = THRESHOLD
+        elif embed is None:
+            raise ConfigurationError(
+                "threshold compares embeddings: give embed, too, or leave it out"
+            )
         if not 0 <= threshold <= 1:
             raise ConfigurationError(f"threshold must be from 0 to 1, got {threshold!r}")
         self._faq = Faq(entries, embed=embed, synonyms=synonyms)
