@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from pipecat_hedge.service import AttemptRunner, ProviderStats
+from pipecat_hedge.service import ProviderRace, ProviderStats
 from pipecat_hedge.tools.proxy import ProxyServer, ProxySettings
 from pipecat_hedge.tools.proxy.proxied_turn import ProxiedTurn
 from pipecat_hedge.tools.proxy.request import ProxiedRequest
@@ -138,7 +138,7 @@ async def test_a_turn_s_memory_is_free_without_the_garbage_collector(name: str) 
                     await answer.read()
             await upstream.wait_idle(2.0)
             await asyncio.sleep(0.1)  # a turn ends after its client's answer
-            kinds = (ProxiedTurn, AttemptRunner, ProxiedRequest, Response)
+            kinds = (ProxiedTurn, ProviderRace, ProxiedRequest, Response)
             left = Counter(type(o).__name__ for o in gc.get_objects() if isinstance(o, kinds))
         finally:
             gc.enable()

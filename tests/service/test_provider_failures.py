@@ -21,7 +21,7 @@ from pipecat_hedge import AllProvidersFailed, HedgedLLMService, HedgePolicy, Pro
 from pipecat_hedge.limits import LATENCY_PROBE_INTERVAL, AdmissionController, CircuitBreakerSettings
 from pipecat_hedge.limits.permits import Permit, Terms
 from pipecat_hedge.race import BreakerReport, Tier
-from pipecat_hedge.service import attempt_runner, hedged_service
+from pipecat_hedge.service import hedged_service, provider_race
 from pipecat_hedge.service.provider_client import _read_response
 from pipecat_hedge.service.provider_stats import shared_stats
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
@@ -412,7 +412,7 @@ class TestLoad:
     async def test_failed_inference_releases_its_permit(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(attempt_runner, "take_best_instance", _broken)
+        monkeypatch.setattr(provider_race, "take_best_instance", _broken)
         llm = racing(Inferring())
         async with Line(llm):
             with pytest.raises(AllProvidersFailed):

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection
-from typing import Generic, TypeAlias, TypeVar
+from collections.abc import Callable, Collection
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.race.events import (
@@ -41,7 +41,7 @@ from pipecat_hedge.race.events import (
 from pipecat_hedge.race.race import Phase, Race
 from pipecat_hedge.race.task_scope import TaskScope
 
-__all__ = ["AttemptSink", "RaceDriver", "RunAttempt"]
+__all__ = ["ALL_ELIGIBLE", "AttemptSink", "RaceDriver", "RaceHost"]
 
 _MAY_LAUNCH = (TurnStarted, TurnConfirmed, TimerFired, AttemptFailed, AttemptFinished)
 """Events after which the race may launch an attempt. The hedge eligibility is updated before
@@ -53,6 +53,7 @@ _MAX_RECHECK_SECS = 0.5
 """The longest time for which a late loop then waits until it has read what has arrived."""
 
 NO_ATTEMPT = -1
+ALL_ELIGIBLE = HedgeEligibilityChanged({})
 
 T = TypeVar("T")
 
@@ -97,12 +98,40 @@ class AttemptSink(Generic[T]):
         self._driver.post(self._attempt, None, AttemptFinished(self._attempt))
 
 
-RunAttempt: TypeAlias = Callable[[Launch, AttemptSink[T]], Awaitable[None]]
-"""Sends a request and reports its events; returning ends the answer.
+class RaceHost(Protocol[T]):
+    """What a driver needs of its owner. Subclass it: the last four methods have defaults."""
 
-One call is one request, from open to close. The request must be closed on cancellation. An
-exception counts as a failure.
-"""
+    async def run_attempt(self, launch: Launch, sink: AttemptSink[T]) -> None:
+        """Send a request and report its events; returning ends the answer.
+
+        One call is one request, from open to close. The request must be closed on cancellation. An
+        exception counts as a failure.
+        """
+        ...
+
+    async def deliver(self, piece: T, at: float) -> None:
+        """Deliver a piece of the committed answer.
+
+        Args:
+            piece: The next piece, in the order of the stream.
+            at: When it came, in the loop's time.
+        """
+        ...
+
+    async def released(self, command: Commit | Continue | StreamBroken) -> None:
+        """Prepare for the first piece of a committed attempt, or for the end of a broken answer."""
+
+    def runs_on(self, number: int) -> bool:
+        """Whether a superseded attempt finishes, if there are ``drains``."""
+        return True
+
+    def eligibility(self) -> HedgeEligibilityChanged:
+        """What providers can take; called before a launch."""
+        return ALL_ELIGIBLE
+
+    def progress(self, number: int) -> Progressed | None:
+        """An attempt's undelivered progress; called before a stall is declared."""
+        return None
 
 
 Post: TypeAlias = tuple[float, int, T | None, AttemptEvent | TurnConfirmed | None]
@@ -198,7 +227,7 @@ class RaceDriver(Generic[T]):
     Example::
 
         async with TaskScope() as scope:
-            await RaceDriver(race, scope, run_attempt, deliver, released).run(loop.time())
+            await RaceDriver(race, scope, host).run(loop.time())
             ...  # the answer is complete; losers may still be closing
         # every request is closed
 
@@ -210,40 +239,22 @@ class RaceDriver(Generic[T]):
         self,
         race: Race,
         scope: TaskScope,
-        run_attempt: RunAttempt[T],
-        deliver: Callable[[T, float], Awaitable[None]],
-        released: Callable[[Commit | Continue | StreamBroken], Awaitable[None]],
-        *,
+        host: RaceHost[T],
         drains: TaskScope | None = None,
-        runs_on: Callable[[int], bool] = lambda attempt: True,
-        refusals: Callable[[], HedgeEligibilityChanged] = lambda: HedgeEligibilityChanged({}),
-        progress: Callable[[int], Progressed | None] = lambda attempt: None,
     ):
         """Create a driver.
 
         Args:
             race: A race that has not started.
             scope: Owns the attempts' tasks; leaving it closes open requests.
-            run_attempt: Sends a request to a provider.
-            deliver: Called with each piece of the committed answer and the loop's time at which it
-                came, in the order of the stream.
-            released: Called before the first piece of a committed attempt is delivered, and when a
-                committed answer breaks off.
+            host: Sends requests, and takes the answer.
             drains: Takes over superseded attempts and lets them finish; None closes them.
-            runs_on: Which superseded attempts finish, if there are ``drains``.
-            refusals: Returns the providers that take no hedge; called before a launch.
-            progress: Returns an attempt's undelivered progress; called before a stall is declared.
         """
         self._race = race
         self._scope = scope
-        self._run_attempt = run_attempt
-        self._deliver = deliver
-        self._released = released
+        self._host = host
         self._drains = drains
-        self._runs_on = runs_on
-        self._refusals = refusals
-        self._progress = progress
-        self._refused = HedgeEligibilityChanged({})
+        self._eligibility = ALL_ELIGIBLE
         self._loop = asyncio.get_running_loop()
         self._inbox: _Inbox[T] = _Inbox()
         self._left: tuple[Command, ...] = ()
@@ -330,7 +341,7 @@ class RaceDriver(Generic[T]):
         at, attempt, piece, event = post
         if piece is not None:
             if attempt == self._committed:
-                await self._deliver(piece, at)
+                await self._host.deliver(piece, at)
                 if type(event) is UsableToken:
                     self._race.token(attempt, at)
                     return ()
@@ -346,11 +357,11 @@ class RaceDriver(Generic[T]):
         race = self._race
         if race.wake_at is not None and now >= race.wake_at:
             for attempt in race.attempts:
-                if attempt.outcome is None and (progressed := self._progress(attempt.number)):
+                if attempt.outcome is None and (progressed := self._host.progress(attempt.number)):
                     race.handle(progressed, now)
-        if self._may_launch(event) and (refused := self._refusals()) != self._refused:
-            self._refused = refused
-            self._race.handle(refused, now)
+        if self._may_launch(event) and (found := self._host.eligibility()) != self._eligibility:
+            self._eligibility = found
+            self._race.handle(found, now)
         return self._race.handle(event, now)
 
     def _may_launch(self, event: Event) -> bool:
@@ -374,12 +385,12 @@ class RaceDriver(Generic[T]):
                 self._tasks[command.attempt] = self._scope.start(work, name=name)
             elif isinstance(command, StreamBroken):
                 self._committed = None
-                await self._released(command)
+                await self._host.released(command)
             elif isinstance(command, (Commit, Continue)):
                 self._committed = command.attempt
-                await self._released(command)
+                await self._host.released(command)
                 for piece, at in self._held.pop(command.attempt):
-                    await self._deliver(piece, at)
+                    await self._host.deliver(piece, at)
             elif isinstance(command, Fail):
                 self.failure_command = command
 
@@ -404,7 +415,7 @@ class RaceDriver(Generic[T]):
 
     def _close(self, attempt: int, cause: CancelCause) -> None:
         task = self._tasks[attempt]
-        if self._drains is not None and cause == "superseded" and self._runs_on(attempt):
+        if self._drains is not None and cause == "superseded" and self._host.runs_on(attempt):
             self._scope.release(task)
             self._drains.adopt(task)
         else:
@@ -412,7 +423,7 @@ class RaceDriver(Generic[T]):
 
     async def _run(self, launch: Launch, sink: AttemptSink[T]) -> None:
         try:
-            await self._run_attempt(launch, sink)
+            await self._host.run_attempt(launch, sink)
         except asyncio.CancelledError:
             if _is_cancelled():
                 raise

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pipecat_hedge.policy.hedge_policy import HedgePolicy
-from pipecat_hedge.race.driver import AttemptSink, RaceDriver
+from pipecat_hedge.race.driver import AttemptSink, RaceDriver, RaceHost
 from pipecat_hedge.race.errors import AllProvidersFailed, ConfigurationError
-from pipecat_hedge.race.events import Commit, Continue, Launch, Slot, StreamBroken
+from pipecat_hedge.race.events import Launch, Slot
 from pipecat_hedge.race.race import Race
 from pipecat_hedge.race.task_scope import TaskScope
 
@@ -68,30 +68,32 @@ class RetrieverRace:
         Raises:
             AllProvidersFailed: If all retrievers failed.
         """
-        found: list[Sequence[Document]] = []
-
-        async def run(launch: Launch, sink: AttemptSink[Sequence[Document]]) -> None:
-            documents = await self._retrievers[int(launch.provider)].retrieve(query)
-            await sink.piece(documents, usable=True)
-
-        async def deliver(documents: Sequence[Document], at: float) -> None:
-            found.append(documents)
-
-        async def released(command: Commit | Continue | StreamBroken) -> None:
-            pass
-
         slots = [Slot(str(number)) for number in range(len(self._retrievers))]
         race = Race(slots, self._policy.rule, max_attempts=len(slots))  # pyright: ignore[reportArgumentType]
         scope = TaskScope()
-        driver = RaceDriver(race, scope, run, deliver, released)
+        host = _Retrieval(self._retrievers, query)
+        driver = RaceDriver(race, scope, host)
         try:
             await driver.run(asyncio.get_running_loop().time())
         finally:  # nobody waits for a retriever that is slow to cancel
             self._closing.start(scope.close(), name="closes retrievals")
         if driver.failure_command is not None:
             raise AllProvidersFailed(driver.failure_command.errors)
-        return found[0]
+        return host.found
 
     async def close(self) -> None:
         """Wait for cancelled retrievals, at most ``CLOSE_SECS``."""
         await self._closing.join()
+
+
+class _Retrieval(RaceHost[Sequence[Document]]):
+    def __init__(self, retrievers: Sequence[Retriever], query: str):
+        self._retrievers, self._query = retrievers, query
+        self.found: Sequence[Document] = ()
+
+    async def run_attempt(self, launch: Launch, sink: AttemptSink[Sequence[Document]]) -> None:
+        documents = await self._retrievers[int(launch.provider)].retrieve(self._query)
+        await sink.piece(documents, usable=True)
+
+    async def deliver(self, piece: Sequence[Document], at: float) -> None:
+        self.found = piece

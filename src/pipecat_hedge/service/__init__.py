@@ -1,7 +1,6 @@
 """The hedged LLM service: one processor in the pipeline, several providers behind it."""
 
 from pipecat_hedge.service.admission import Admission, AdmissionMode
-from pipecat_hedge.service.attempt_runner import AttemptRunner, ProviderAttempt
 from pipecat_hedge.service.attempt_stats import AttemptStats
 from pipecat_hedge.service.candidates import Candidates, ProviderMember, choose_candidates
 from pipecat_hedge.service.composition import default_store, write_logs
@@ -10,6 +9,7 @@ from pipecat_hedge.service.hedged_service import HedgedLLMService
 from pipecat_hedge.service.known_answers import KnownAnswers, Question
 from pipecat_hedge.service.metrics import HedgeMetricsData
 from pipecat_hedge.service.provider import Provider
+from pipecat_hedge.service.provider_race import ProviderAttempt, ProviderRace
 from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.service.sentences import is_whole_sentence
 from pipecat_hedge.service.stages import Stages
@@ -23,7 +23,6 @@ __all__ = [
     "CONTINUE",
     "Admission",
     "AdmissionMode",
-    "AttemptRunner",
     "AttemptStats",
     "Candidates",
     "EventHub",
@@ -33,6 +32,7 @@ __all__ = [
     "Provider",
     "ProviderAttempt",
     "ProviderMember",
+    "ProviderRace",
     "ProviderStats",
     "Question",
     "Stages",

@@ -9,10 +9,10 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge.race.driver import AttemptSink
 from pipecat_hedge.race.errors import AttemptError
-from pipecat_hedge.race.events import Commit, Continue, Launch, StreamBroken
+from pipecat_hedge.race.events import Launch
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.admission import Admission
-from pipecat_hedge.service.attempt_runner import AttemptRunner, ProviderAttempt
+from pipecat_hedge.service.provider_race import ProviderAttempt, ProviderRace, TurnHost
 from pipecat_hedge.service.service_adapter import ServiceAdapter
 from pipecat_hedge.service.turn_planner import TurnPlanner
 
@@ -23,7 +23,7 @@ WHOLE_ANSWER_SECS = 30.0
 provider's ``stall_secs`` does not apply."""
 
 
-class Inference:
+class Inference(TurnHost[str, ServiceAdapter]):
     """Requests a whole answer and takes the first that is not blank."""
 
     def __init__(
@@ -43,9 +43,7 @@ class Inference:
         """
         self._context = context
         self._options = {name: value for name, value in options.items() if value is not None}
-        self._runner = AttemptRunner[str, ServiceAdapter](
-            planner, admission, "background", self._send
-        )
+        self._runner = ProviderRace[str, ServiceAdapter](planner, admission, "background", self)
         self._answer: str | None = None
 
     async def run(self) -> str | None:
@@ -60,7 +58,7 @@ class Inference:
         runner = self._runner
         if runner.admit(stall_secs=WHOLE_ANSWER_SECS):
             async with TaskScope() as scope:
-                await runner.run(scope, self._deliver, self._released)
+                await runner.run(scope)
         if runner.failure is not None:
             raise runner.failure
         return self._answer
@@ -75,19 +73,18 @@ class Inference:
         """The providers that have begun to answer."""
         return self._runner.answered
 
-    async def _send(
+    async def send(
         self,
         launch: Launch,
         attempt: ProviderAttempt,
         sink: AttemptSink[str],
-        adapter: ServiceAdapter,
+        instance: ServiceAdapter,
     ) -> None:
-        answer = await adapter.infer(self._context, self._options, attempt.stats)
+        """See ``TurnHost``."""
+        answer = await instance.infer(self._context, self._options, attempt.stats)
         if answer is not None and answer.strip():
             await sink.piece(answer, usable=True)
 
-    async def _deliver(self, answer: str, at: float) -> None:
-        self._answer = answer
-
-    async def _released(self, command: Commit | Continue | StreamBroken) -> None:
-        pass
+    async def deliver(self, piece: str, at: float) -> None:
+        """See ``TurnHost``."""
+        self._answer = piece

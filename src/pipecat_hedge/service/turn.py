@@ -26,10 +26,10 @@ from pipecat_hedge.race.race import Phase
 from pipecat_hedge.race.reports import DrainedAnswer, FillerReport, TurnReport
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.admission import Admission
-from pipecat_hedge.service.attempt_runner import AttemptRunner, ProviderAttempt
 from pipecat_hedge.service.output_buffer import OutputBuffer
 from pipecat_hedge.service.pipeline_search import Output
 from pipecat_hedge.service.portable import note_author
+from pipecat_hedge.service.provider_race import ProviderAttempt, ProviderRace
 from pipecat_hedge.service.service_adapter import Piece, ServiceAdapter, ToolCalls
 from pipecat_hedge.service.tracer import RaceTrace
 from pipecat_hedge.service.turn_planner import TurnPlanner
@@ -139,7 +139,7 @@ class Turn:
         last = context.messages[-1] if context.messages else None
         answers_tool = isinstance(last, dict) and last.get("role") == "tool"
         work = "tool_follow_up" if answers_tool else "primary"
-        self._runner = AttemptRunner[Piece, ServiceAdapter](planner, admission, work, self._send)
+        self._runner = ProviderRace[Piece, ServiceAdapter](planner, admission, work, self)
         self._runner.is_speculative = is_speculative
         self._drains = TaskScope()
         self._over, self._settled = asyncio.Event(), asyncio.Event()
@@ -176,7 +176,7 @@ class Turn:
         async with TaskScope() as scope:
             try:
                 if runner.admit():
-                    await runner.run(scope, self._deliver, self._execute, drains)
+                    await runner.run(scope, drains)
             except asyncio.CancelledError:
                 self._was_interrupted = True
                 raise
@@ -279,18 +279,19 @@ class Turn:
 
     # ---- the attempts
 
-    async def _send(
+    async def send(
         self,
         launch: Launch,
         attempt: ProviderAttempt,
         sink: AttemptSink[Piece],
-        adapter: ServiceAdapter,
+        instance: ServiceAdapter,
     ) -> None:
+        """See ``TurnHost``."""
         self._sink.attempt_sent()
         stats = attempt.stats
         try:
-            with self.trace.request(launch, adapter.service, adapter.model):
-                await adapter.answer(
+            with self.trace.request(launch, instance.service, instance.model):
+                await instance.answer(
                     self._context,
                     sink,
                     stats,
@@ -342,7 +343,8 @@ class Turn:
 
     # ---- the answer
 
-    async def _execute(self, command: Commit | Continue | StreamBroken) -> None:
+    async def released(self, command: Commit | Continue | StreamBroken) -> None:
+        """See ``TurnHost``."""
         attempt = self._runner.attempts[command.attempt]
         self.trace.command(command, attempt)
         if isinstance(command, StreamBroken):
@@ -379,7 +381,8 @@ class Turn:
             most is not None and stats.usage is not None and stats.usage.completion_tokens >= most
         )
 
-    async def _deliver(self, piece: Piece, at: float) -> None:
+    async def deliver(self, piece: Piece, at: float) -> None:
+        """See ``TurnHost``."""
         if isinstance(piece, LLMTextFrame):
             if text := await self._buffer.feed(piece.text):
                 # What a member says of speech does not hold: that is the host's to say.

@@ -9,8 +9,8 @@ from typing import Any
 from pipecat_hedge.race.events import TurnOutcome
 from pipecat_hedge.race.reports import AttemptReport, DrainedAnswer, FillerReport, TurnReport
 from pipecat_hedge.service.admission import Admission
-from pipecat_hedge.service.attempt_runner import AttemptRunner, ProviderAttempt
 from pipecat_hedge.service.candidates import Instance
+from pipecat_hedge.service.provider_race import ProviderAttempt, ProviderRace
 from pipecat_hedge.service.tokens import NONE, count_tokens, usd
 from pipecat_hedge.service.turn_planner import TurnPlanner
 
@@ -19,7 +19,7 @@ __all__ = ["report_drained", "report_turn"]
 
 def report_turn(
     number: int,
-    runner: AttemptRunner[Any, Instance],
+    runner: ProviderRace[Any, Instance],
     planner: TurnPlanner[Instance],
     admission: Admission,
     *,

@@ -26,8 +26,8 @@ from pipecat_hedge.race import (
 from pipecat_hedge.service import (
     CONTINUE,
     Admission,
-    AttemptRunner,
     ProviderAttempt,
+    ProviderRace,
     TurnPlanner,
     WireEvent,
     is_rare,
@@ -130,8 +130,8 @@ class ProxiedTurn:
         self._is_alone = len(planner.candidates) == 1
         self._continues = continues and request.is_stream and not self._is_alone
         self._drained = drained
-        self._runner = AttemptRunner[bytes, Upstream](
-            planner, admission, "primary", self._send, rescues=self._continues
+        self._runner = ProviderRace[bytes, Upstream](
+            planner, admission, "primary", self, rescues=self._continues
         )
         self._answers: dict[int, _Answer] = {}
         self._released: list[ProviderAttempt] = []
@@ -152,7 +152,7 @@ class ProxiedTurn:
             try:
                 secs = None if self._request.is_stream else WHOLE_ANSWER_SECS
                 if runner.admit(stall_secs=secs):
-                    await runner.run(scope, self._deliver, self._execute, drains)
+                    await runner.run(scope, drains)
             except _Cut:
                 self._was_cut = True
             except asyncio.CancelledError:
@@ -215,9 +215,10 @@ class ProxiedTurn:
 
     # ---- the attempts
 
-    async def _send(
-        self, launch: Launch, attempt: ProviderAttempt, sink: AttemptSink[bytes], upstream: Upstream
+    async def send(
+        self, launch: Launch, attempt: ProviderAttempt, sink: AttemptSink[bytes], instance: Upstream
     ) -> None:
+        """See ``TurnHost``."""
         answer = self._answers[attempt.number] = _Answer()
         request = self._request
         if self._said:
@@ -226,11 +227,11 @@ class ProxiedTurn:
         if self._is_alone and self._response.has_begun:
             raise _Cut  # nothing may follow what another attempt has sent
         try:
-            async with aclosing(upstream.send(request, answer, stats)) as chunks:
+            async with aclosing(instance.send(request, answer, stats)) as chunks:
                 await self._receive(chunks, attempt, answer, sink)
-                await self._finish(attempt, answer, sink, upstream)
+                await self._finish(attempt, answer, sink, instance)
             stats.completed = answer.is_whole = True
-            upstream.answers += 1
+            instance.answers += 1
         except UpstreamRefused as refused:
             if self._response.has_begun and self._is_passed(attempt):
                 self._error = refused.body if isinstance(refused.body, dict) else None
@@ -442,12 +443,14 @@ class ProxiedTurn:
 
     # ---- the answer
 
-    async def _deliver(self, piece: bytes, at: float) -> None:
+    async def deliver(self, piece: bytes, at: float) -> None:
+        """See ``TurnHost``."""
         await self._response.write(piece)
         self._answers[self._released[-1].number].delivered += len(piece)
         self._has_room.set()
 
-    async def _execute(self, command: Commit | Continue | StreamBroken) -> None:
+    async def released(self, command: Commit | Continue | StreamBroken) -> None:
+        """See ``TurnHost``."""
         if isinstance(command, StreamBroken):
             released = [self._answers[a.number] for a in self._released]
             self._said = "".join("".join(answer.texts) for answer in released)

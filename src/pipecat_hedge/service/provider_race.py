@@ -1,7 +1,7 @@
-"""Runs a turn's attempts: sends the request, reports the outcome, releases the permit.
+"""A race of providers: sends the requests, reports their outcomes, releases their permits.
 
-One ``ProviderAttempt`` holds all of an attempt's state. A spoken turn and a one-shot inference
-differ only in how a request is sent (``Send``).
+One ``ProviderAttempt`` holds all of an attempt's state. A spoken turn, a one-shot inference and a
+proxied request differ only in how a request is sent and where its answer goes (``TurnHost``).
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import asyncio
 import dataclasses
 import functools
 import random
-from collections.abc import Awaitable, Callable
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from pipecat_hedge.limits.loop_holds import Hold
 from pipecat_hedge.limits.permits import Permit
@@ -19,7 +18,7 @@ from pipecat_hedge.limits.priority import WorkClass, working_as
 from pipecat_hedge.limits.verdict import Verdict, classify
 from pipecat_hedge.policy.provider_latency import size_class
 from pipecat_hedge.race.attempt import UNSURE_LAG_SECS, Attempt
-from pipecat_hedge.race.driver import AttemptSink, RaceDriver
+from pipecat_hedge.race.driver import ALL_ELIGIBLE, AttemptSink, RaceDriver, RaceHost
 from pipecat_hedge.race.errors import AllProvidersFailed, AttemptError
 from pipecat_hedge.race.events import (
     Commit,
@@ -46,10 +45,10 @@ from pipecat_hedge.service.candidates import (
 from pipecat_hedge.service.provider_client import exception_error
 from pipecat_hedge.service.turn_planner import TurnPlanner
 
-__all__ = ["AttemptRunner", "ProviderAttempt", "Send"]
+__all__ = ["ProviderAttempt", "ProviderRace", "TurnHost"]
 
 T = TypeVar("T")
-ALL_ELIGIBLE = HedgeEligibilityChanged({})
+B = TypeVar("B", contravariant=True)
 OBSERVED_SECS = 15.0
 """How long a loser may run on: a provider without a token by then is silent, not slow."""
 
@@ -119,12 +118,25 @@ class ProviderAttempt(Attempt):
         return self.stats.first_answer_at if self.is_probing else self.first_token_at
 
 
-Send: TypeAlias = Callable[[Launch, ProviderAttempt, AttemptSink[T], A], Awaitable[None]]
-"""Sends a turn's request through an instance and posts its events. Closes it when cancelled."""
+class TurnHost(Protocol[T, B]):
+    """What a turn, an inference or a proxied request does for its race."""
+
+    async def send(
+        self, launch: Launch, attempt: ProviderAttempt, sink: AttemptSink[T], instance: B
+    ) -> None:
+        """Send a request through an instance and post its events. Close it when cancelled."""
+        ...
+
+    async def deliver(self, piece: T, at: float) -> None:
+        """See ``RaceHost``."""
+        ...
+
+    async def released(self, command: Commit | Continue | StreamBroken) -> None:
+        """See ``RaceHost``."""
 
 
-class AttemptRunner(Generic[T, A]):
-    """Runs the attempts of one turn or one inference.
+class ProviderRace(RaceHost[T], Generic[T, A]):
+    """The race of one turn, inference or proxied request.
 
     Attributes:
         race: The race; None until the turn is admitted.
@@ -139,7 +151,7 @@ class AttemptRunner(Generic[T, A]):
         planner: TurnPlanner[A],
         admission: Admission,
         work: WorkClass,
-        send: Send[T, A],
+        host: TurnHost[T, A],
         *,
         rescues: bool = True,
     ):
@@ -149,7 +161,7 @@ class AttemptRunner(Generic[T, A]):
             planner: The turn's plan, which also learns from it.
             admission: The turn's permits.
             work: The work class of the first request.
-            send: Sends a request.
+            host: Sends the requests, and takes the answer.
             rescues: Whether a committed answer that stalls is continued.
         """
         self._loop = asyncio.get_running_loop()
@@ -157,7 +169,7 @@ class AttemptRunner(Generic[T, A]):
         self._policy = planner.policy
         self._admission = admission
         self._work: WorkClass = work
-        self._send = send
+        self._host = host
         self._rescues = rescues
         self._instances = {m.provider.name: m.adapters for m in planner.candidates}
         self._idle = {name: list(instances) for name, instances in self._instances.items()}
@@ -229,30 +241,16 @@ class AttemptRunner(Generic[T, A]):
     async def run(
         self,
         scope: TaskScope,
-        deliver: Callable[[T, float], Awaitable[None]],
-        released: Callable[[Commit | Continue | StreamBroken], Awaitable[None]],
         drains: TaskScope | None = None,
     ) -> None:
         """Run the race to its end, and learn from it.
 
         Args:
             scope: Owns the attempts' tasks.
-            deliver: See ``RaceDriver``.
-            released: See ``RaceDriver``.
             drains: Takes over the losers that finish; None closes all of them.
         """
         assert self.race is not None
-        driver = self._driver = RaceDriver(
-            self.race,
-            scope,
-            self._run_attempt,
-            deliver,
-            released,
-            drains=drains,
-            runs_on=self._runs_on,
-            refusals=self._eligibility,
-            progress=self._progress,
-        )
+        driver = self._driver = RaceDriver(self.race, scope, self, drains)
         hold = self._admission.holds.add(self._planner.plan.close)
         try:
             await driver.run(self._loop.time())
@@ -327,7 +325,8 @@ class AttemptRunner(Generic[T, A]):
 
     # ---- one attempt
 
-    async def _run_attempt(self, launch: Launch, sink: AttemptSink[T]) -> None:
+    async def run_attempt(self, launch: Launch, sink: AttemptSink[T]) -> None:
+        """See ``RaceHost``."""
         attempt = self.attempts[launch.attempt]
         error: AttemptError | None = None
         try:
@@ -335,7 +334,7 @@ class AttemptRunner(Generic[T, A]):
             adapter = self._take_instance(attempt)
             self._report_sent(launch, attempt)
             with working_as(self._work_of(attempt.number, attempt.reason)):
-                await self._send(launch, attempt, sink, adapter)
+                await self._host.send(launch, attempt, sink, adapter)
         except Exception as e:
             error = exception_error(e, has_begun=attempt.stats.has_begun)
             sink.failed(error)
@@ -463,9 +462,17 @@ class AttemptRunner(Generic[T, A]):
         ended_at = self._loop.time() if attempt.ended_at is None else attempt.ended_at
         return self._planner.is_late(attempt.provider, ended_at - attempt.permit.acquired_at)
 
-    # ---- callbacks of the race's driver
+    # ---- for the race's driver
 
-    def _eligibility(self) -> HedgeEligibilityChanged:
+    async def deliver(self, piece: T, at: float) -> None:
+        """See ``RaceHost``."""
+        await self._host.deliver(piece, at)
+
+    async def released(self, command: Commit | Continue | StreamBroken) -> None:
+        """See ``RaceHost``."""
+        await self._host.released(command)
+
+    def eligibility(self) -> HedgeEligibilityChanged:
         """Which providers may take no hedge now, and which to avoid for replacements."""
         is_first = all(attempt.adapter is None for attempt in self.attempts)
         first = next(iter(self._idle), None) if is_first else None
@@ -480,7 +487,7 @@ class AttemptRunner(Generic[T, A]):
             reluctance[name] = max(reluctance.get(name, 0), 1)
         return HedgeEligibilityChanged(reasons | by_server, reluctance, slow, full)
 
-    def _runs_on(self, number: int) -> bool:
+    def runs_on(self, number: int) -> bool:
         """Whether an attempt that has just lost runs on, as a latency probe or to be drained.
 
         One that was not sent yet does not. For one that does, a second connection is opened for the
@@ -505,7 +512,7 @@ class AttemptRunner(Generic[T, A]):
             attempt.is_probing = attempt.has_claim
         return attempt.is_probing
 
-    def _progress(self, number: int) -> Progressed | None:
+    def progress(self, number: int) -> Progressed | None:
         """An attempt's output that the race has not received, if the stream can be read.
 
         A stream that cannot be read may contain a tool call's arguments.
