@@ -60,11 +60,11 @@ class RedisStore:
     """
 
     def __init__(self, url: str | None = None, *, prefix: str = PREFIX):
-        """Name the meeting place; nothing is connected yet.
+        """Configure the store; nothing is connected yet.
 
         Args:
             url: ``redis://``, ``rediss://`` (TLS) or ``unix://``. Defaults to ``REDIS_URL``.
-            prefix: Under which all keys are. Fleets with different ones do not meet.
+            prefix: Prefix of all keys. Fleets with different prefixes share nothing.
 
         Raises:
             ConfigurationError: If an argument cannot work, or redis-py is not installed.

@@ -39,23 +39,23 @@ FLUSH_SECS = 0.5
 """How long the end of a process's last session waits for what is written then."""
 SLICE_SECS = 3600
 SLICES = 72
-"""Slices of three days, so that Monday begins with what Friday knew."""
+"""Slices kept: three days, so that a Monday starts with the estimates of the Friday before."""
 ENOUGH = 4096
-"""Older slices are left out once the later ones hold so many observations of a provider."""
+"""Observations of a provider after which older slices are not read."""
 MOST_FIELDS = 2048
-"""Processes that come when a slice has so many entries do not add theirs."""
+"""Fields of a slice after which no other process adds its own."""
 MOST_KNOWN = 1000
-"""So many processes' findings are remembered, those read last."""
+"""Findings kept, of the processes read last."""
 EVENING = 0.1
-"""Which part of the difference between its balance and the fleet's mean a process settles in an
-exchange. What it compares with is a second old, so a larger part would correct it twice."""
+"""The part of the difference to the fleet's mean balance that a process evens out per exchange. The
+mean is a second old, so a larger part would correct it twice."""
 ENTRY = np.dtype([("at", "<u2"), ("count", "<u4")])
 
 NO_ADVICE = Advice()
 
 
 def pack(counts: np.ndarray) -> bytes:
-    """Counts as bytes: where they are not 0, and how many.
+    """Pack the non-zero counts and their positions as bytes.
 
     Args:
         counts: Whole numbers of shape ``COUNTS``.

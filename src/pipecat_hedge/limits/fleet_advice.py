@@ -1,11 +1,11 @@
-"""What the processes of a fleet make of each other's circuit breakers. Pure.
+"""Opens circuit breakers on the findings of a fleet's other processes. Pure.
 
-A provider is taken to be down where at least ``AT_LEAST`` processes, and half of those that use it,
-have found so with requests of their own. A process that finds none of its providers well has a
-network problem of its own, and is not believed. A breaker that was opened by this rule is no
-evidence. One process whose requests have closed its breaker is enough to try the provider again.
+A provider counts as down if at least ``AT_LEAST`` processes, and half of those that use it, have
+found so with their own requests. A process to which no provider answers is ignored: its own network
+is probably down. Breakers opened by this rule are not counted. As soon as one process has closed
+its breaker with its own requests, the others try the provider again.
 
-Times are durations, and what has happened is a count that grows: no two clocks have to agree.
+Times are durations, and past events are growing counts: clocks need not agree.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Finding:
 
     Parameters:
         found: It answers; it fails; or nothing lately.
-        open_secs: How long its breaker stays open yet, in seconds.
+        open_secs: Seconds until its breaker becomes half-open.
         reason: Why it is open, for a person to read.
         closings: How many times its own requests have closed it.
     """

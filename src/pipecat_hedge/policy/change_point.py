@@ -1,8 +1,7 @@
 """Detects that a provider has become faster for good. Pure: observations go in, a factor out.
 
-A model of hundreds of observations knows the tail and notices late; a model of a dozen notices at
-once and does not know the tail. So the long model is kept, and its end is watched. The other
-direction is ``slow_period.py``'s.
+The model keeps hundreds of observations, to know the tail. This module detects when they no longer
+apply. ``slow_period.py`` detects the other direction.
 
 Of the last ``WATCHED`` observations, each is fast if it lies below the known curve's p20.
 ``ENOUGH`` fast ones are a change: by chance that happens once in 200,000 turns (66 · 0.2¹⁰ a turn,
@@ -26,11 +25,14 @@ __all__ = ["WATCHED", "Change", "ChangePoint"]
 WATCHED = 12
 ENOUGH = 10
 FAST_SHARE = 0.2
-CREDIT, EARNED_BY = 3.0, 600
-"""How many changes are believed at once, and how many observations earn one more."""
-LEAST, MOST = 1.1, 20.0
-"""A level that differs by less is the same one, however narrow the spread; and the largest change
-of level that is believed."""
+CREDIT = 3.0
+"""Changes that are accepted in a row."""
+EARNED_BY = 600
+"""Observations after which one more change is accepted."""
+LEAST = 1.1
+"""Levels within this factor are the same, however narrow the spread."""
+MOST = 20.0
+"""The largest change of level that is accepted, as a factor."""
 
 
 @dataclass(frozen=True, slots=True)

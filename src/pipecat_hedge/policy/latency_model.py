@@ -7,9 +7,9 @@ it, or recording it as answered, makes the provider look faster than it is. So a
 Observations are counts in buckets 2 % apart. Counts decay as further ones come, and counts of
 several processes add up. A model with few observations is mixed with what other processes have
 seen, and that with a prior. A source of weight w has a share of (w / (w + n))² after n
-observations: a quarter after n = w. That of a conjugate prior, w / (w + n), falls too slowly for
-the tail: 5 % of a slower prior after 400 observations is as much as all that lies beyond the p95.
-A censored observation counts for as much as was expected to be seen of it.
+observations: a quarter after n = w. Not w / (w + n): after 400 observations it would still leave
+5 % to the prior, as much as the whole tail beyond the p95. A censored observation counts for as
+much as was expected to be seen of it.
 
 Beyond the slowest observation at least 1 / (n + 1) is left, since the next one is slower with that
 probability. The tail is exponential, with the mean of the slowest twentieth.
@@ -33,8 +33,10 @@ from pipecat_hedge.race.errors import ConfigurationError
 
 __all__ = ["BUCKETS", "AnswerTimes", "LatencyModel", "bucket_of", "in_doubt", "value_of"]
 
-LEAST_SECS, MOST_SECS = 0.01, 120.0
-"""Shorter and longer times count as these: no caller notices the one or waits for the other."""
+LEAST_SECS = 0.01
+"""Shorter times count as this one: no caller notices the difference."""
+MOST_SECS = 120.0
+"""Longer times count as this one: no caller waits that long."""
 RATIO = 1.02
 """A time is known within 1 %, a tenth of the least change of level (``change_point.py``)."""
 BUCKETS = math.ceil(math.log(MOST_SECS / LEAST_SECS) / math.log(RATIO)) + 1
@@ -46,26 +48,35 @@ _SECS: list[float] = _VALUES.tolist()
 _ALL: Floats = np.ones(1)
 _AT: Floats = np.concatenate((np.zeros(1), _VALUES))
 
-TAIL_SHARE, TAIL_AT_LEAST = 0.05, 8
-"""The tail's mean is taken from the slowest twentieth, and from no fewer answers than so many."""
+TAIL_SHARE = 0.05
+"""The tail's mean is that of the slowest twentieth."""
+TAIL_AT_LEAST = 8
+"""The fewest answers from which the tail's mean is computed."""
 LEAST_LEFT = 1e-9
-"""A curve has no steps beyond the one that leaves so little: plans ask for no smaller shares."""
-WORTH, MOST_WORTH = 16.0, 256.0
-"""How many observations of other processes weigh as much as one of the prior's weight, and the most
-that all of them weigh: after so many of one's own, a quarter of the curve is theirs."""
-TRIED, CHANGED_TRIED, SAME = 32, 8, 1.1
-"""Observations that are enough to see whether other processes see the same, also just after a
-change; and by which factor the same level may differ, however narrow the spread."""
-FRESHNESS, FEW, MANY = 32, 4, 32
-"""The curve is made anew when one in so many observations is new, but for no fewer than ``FEW``
-after the first eight, and for ``MANY`` at the latest. With a curve for each observation a turn
-costs twice as much; with one for 64, the p99 on the hosted trace at a budget of 2 % is 1.54 s
-instead of 1.50 s."""
+"""The curve ends at this share: plans ask for no smaller ones."""
+WORTH = 16.0
+"""Observations of other processes that equal one of the prior's weight."""
+MOST_WORTH = 256.0
+"""Highest weight of all other processes: after as many own observations a quarter of the curve."""
+TRIED = 32
+"""Own observations needed before others' medians are compared."""
+CHANGED_TRIED = 8
+"""Own observations needed for that after a change."""
+SAME = 1.1
+"""Medians within this factor agree, however narrow the spread."""
+FRESHNESS = 32
+"""The curve is computed again once one in this many observations is new. Computed at each
+observation, a turn costs twice as much; at one in 64, the p99 on the hosted trace at a budget of
+2 % is 1.54 s instead of 1.50 s."""
+FEW = 4
+"""Fewer new observations than this leave the curve as it is, after the first eight."""
+MANY = 32
+"""After this many new observations the curve is always computed again."""
 KNOWN = 20
-"""Answers from which on their p95 is used without the prior's."""
+"""From this many answers on, their p95 is used without the prior's."""
 MOST_WEIGHT = 1e9
 _IN_DOUBT = ((2.0, 0.2), (4.0, 0.1))
-"""How many times as long as assumed a wait may be, and how likely that is."""
+"""Factors by which latencies may exceed the prior's, with their probabilities."""
 
 
 def bucket_of(secs: float) -> int:
@@ -416,7 +427,7 @@ class LatencyModel:
 
 
 def in_doubt(curve: SurvivalCurve) -> SurvivalCurve:
-    """What may be quite different from what is assumed: then a long wait says that it is."""
+    """Widen a prior: with 20 % probability latencies are twice as long, with 10 % four times."""
     for times, share in _IN_DOUBT:
         other = _Estimate.assumed(curve.scaled(times))
         curve = _Estimate.assumed(curve).mixed_with(other, share).curve()

@@ -25,9 +25,9 @@ from pipecat_hedge.race.attempt import MISSED_DEADLINE, STALLED, TIMED_OUT, Atte
 __all__ = ["LatencyRegistry"]
 
 WHOLE_ANSWER = 5.0
-"""How many times as long as its first token a whole answer is taken to take, until it is known."""
+"""Assumed duration of a whole answer, in times to first token."""
 _WAITED = (STALLED, TIMED_OUT, MISSED_DEADLINE)
-"""Errors that say no more than that it was waited for so long."""
+"""Errors after which only the length of the wait is known."""
 
 
 class LatencyRegistry:
@@ -167,10 +167,11 @@ class LatencyRegistry:
         prompt_tokens: int | None,
         is_silence: bool = False,
     ) -> None:
-        """Learn an attempt's time to first token, or how long it was waited for until now."""
+        """Learn an attempt's time to first token, or its wait until now."""
         self._is_new = True
         has_answered = first_at is not None
-        # Not before its lag it had not come, and it may have come at once then.
+        # The loop was ``lag_secs`` behind: the token came between ``first_at - lag_secs`` and
+        # ``first_at``. Use the lower bound.
         until = first_at - attempt.lag_secs if first_at is not None else now
         secs = max(until - attempt.launched_at, 0.0)
         if has_answered:

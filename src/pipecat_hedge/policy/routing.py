@@ -4,12 +4,13 @@ The order is the given one, unless the first provider has turned slow (``slow_pe
 another has not: the other is then first until the first has recovered. Only a change counts. A
 first provider that was always slower may be the cheaper or the more accurate one.
 
-A replaced provider gets few requests, so its recovery would not show. It is probed beside the new
-first provider, never alone, and the budget pays. At a budget of 0 the order stays as given.
+A replaced provider gets few requests, so its recovery would not show. Some turns try it beside the
+new first provider, never alone: a trial, which the budget pays. At a budget of 0 the order stays as
+given.
 
-Nobody may wait much longer than without the change, even if the new first provider hangs. The
-replaced one is therefore asked, without regard to the price, once a wait is as rare as the hedges
-that the budget allows; and at once, while the new first provider has not answered since it hung.
+If the new first provider hangs, no turn may wait much longer than before the change. The replaced
+one is therefore asked, without regard to the price, once a wait is as rare as the hedges that the
+budget allows; and at once, while the new first provider has not answered since it hung.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Route:
 
     Parameters:
         order: The providers' names.
-        probe: The provider that is probed beside the first one; or None.
+        probe: The slow provider that is tried beside the first one; or None.
         replaced: The provider whose place another has taken; or None.
         hedges: The part of the budget that is left for hedges, from 0 to 1.
         reason: Why the order differs from the given one, for reports; None if it does not.
@@ -61,7 +62,7 @@ def route(
         budget: Extra requests per turn.
         now: Time on the race's clock, in seconds.
         may_hang: The providers that have not answered since they hung.
-        in_debt: Whether the budget account is in debt; then no provider is probed.
+        in_debt: Whether the budget account is in debt; then there is no trial.
     """
     first = given[0]
     if not slow_periods[first].is_on or budget <= 0:
@@ -82,19 +83,19 @@ def route(
 
 @dataclass(frozen=True, slots=True)
 class Probing:
-    """Sends a probe at the turn's start, and then applies another rule; a ``LaunchRule``.
+    """Sends a trial request at the turn's start, then applies another rule; a ``LaunchRule``.
 
     Parameters:
         usual: The other rule.
-        probe: The provider to probe. If it takes no hedges now, no probe is sent: another provider
-            in its place would yield no observation.
+        probe: The provider to try. If it is ineligible for hedges now, there is no trial: another
+            provider in its place would yield no observation.
     """
 
     usual: LaunchRule
     probe: str
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
-        """Launch the probe beside the first attempt; see ``LaunchRule``."""
+        """Launch the trial beside the first attempt; see ``LaunchRule``."""
         if len(waiting.in_flight) > 1 or waiting.next_provider != self.probe:
             return self.usual.next_launch(waiting)
         return LaunchDecision(waiting.started_at, f"probes {waiting.next_provider}")

@@ -29,7 +29,8 @@ class Provider:
         usd_per_mtok: Its price in US dollars per million ``(input, output)`` tokens, or None.
         stall_secs: Its own stall time, or ``"policy"`` for the policy's.
         timeout_secs: The silence after which its attempts fail; None leaves that to its client.
-        breaker: When its circuit breaker opens; None leaves that as it is, at first the defaults.
+        breaker: When its circuit breaker opens. None keeps the settings of an earlier ``Provider``
+            of this name, or the defaults.
         region: Where it is served, or None.
         residency: The jurisdiction that its data stays in, or None.
         short_tool_ids: Whether ids of tool calls must be nine letters or digits; None is if it is
