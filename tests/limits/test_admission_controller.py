@@ -238,7 +238,7 @@ def test_registry_forgets_providers_without_requests(health: AdmissionController
     assert health.entry(held.key).limit.in_flight == 1
 
 
-def test_one_loser_in_seventy_becomes_a_latency_probe(health: AdmissionController) -> None:
+def test_one_loser_in_seventy_is_observed(health: AdmissionController) -> None:
     assert health.claim_observed_loser("a")
     assert not health.claim_observed_loser("b")
     end(health, "answered", times=OBSERVED_LOSER_INTERVAL)

@@ -1,11 +1,11 @@
 """A circuit breaker per provider, evaluated lazily.
 
 ``CircuitBreakerSettings`` says when it opens. It stays open for ``recovery_secs``, shortened at
-random and doubled with each reopening up to ``max_recovery_secs``. Then it is half-open: it gets one
-recovery request at a time, and ``PROBES`` answers in a row close it. An open breaker puts its provider last and
-never empties the list. A rejection for load (429, 529) is not a failure; it opens the breaker only
-if it persists. States of other processes (``follow_open``, ``follow_closed``) are not reported
-back to them.
+random and doubled with each reopening up to ``max_recovery_secs``. Then it is half-open: it gets
+one recovery request at a time, and ``PROBES`` answers in a row close it. An open breaker puts its
+provider last and never empties the list. A rejection for load (429, 529) is not a failure; it opens
+the breaker only if it persists. States of other processes (``follow_open``, ``follow_closed``) are
+not reported back to them.
 
 Sources: M. Nygard, Release It! (2007); M. Brooker, Exponential Backoff And Jitter (2015).
 """

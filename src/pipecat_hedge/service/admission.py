@@ -172,7 +172,7 @@ class Admission:
         return self._health.claim_observed_loser(self._keys[provider])
 
     def release_latency_probe(self, provider: str) -> None:
-        """End a claim of ``claim_latency_probe``."""
+        """End a claim of an observed loser."""
         self._health.release_observed_loser(self._keys[provider])
 
     def set_used_up(self, permit: Permit, secs: float) -> None:
