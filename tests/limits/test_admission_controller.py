@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipecat_hedge.limits import LATENCY_PROBE_INTERVAL, AdmissionController
+from pipecat_hedge.limits import OBSERVED_LOSER_INTERVAL, AdmissionController
 from pipecat_hedge.limits.admission_controller import UNMEASURED_AFTER
 from pipecat_hedge.limits.concurrency_limit import SHED_BOUNDS
 from pipecat_hedge.limits.permits import Permit, Terms
@@ -238,16 +238,16 @@ def test_registry_forgets_providers_without_requests(health: AdmissionController
     assert health.entry(held.key).limit.in_flight == 1
 
 
-def test_one_loser_in_seventy_becomes_a_latency_probe(health: AdmissionController) -> None:
-    assert health.claim_latency_probe("a")
-    assert not health.claim_latency_probe("b")
-    end(health, "answered", times=LATENCY_PROBE_INTERVAL)
-    assert not health.claim_latency_probe("a"), "one at a time"
-    assert health.claim_latency_probe("b")
-    health.release_latency_probe("a")
-    assert not health.claim_latency_probe("a")
-    end(health, "answered", times=LATENCY_PROBE_INTERVAL)
-    assert health.claim_latency_probe("a")
+def test_one_loser_in_seventy_is_observed(health: AdmissionController) -> None:
+    assert health.claim_observed_loser("a")
+    assert not health.claim_observed_loser("b")
+    end(health, "answered", times=OBSERVED_LOSER_INTERVAL)
+    assert not health.claim_observed_loser("a"), "one at a time"
+    assert health.claim_observed_loser("b")
+    health.release_observed_loser("a")
+    assert not health.claim_observed_loser("a")
+    end(health, "answered", times=OBSERVED_LOSER_INTERVAL)
+    assert health.claim_observed_loser("a")
 
 
 def test_second_release_changes_nothing(health: AdmissionController) -> None:

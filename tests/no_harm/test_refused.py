@@ -1,4 +1,4 @@
-"""Where a caller's requests go if providers refuse, rest or are half-open; in virtual time."""
+"""Where a caller's requests go if providers reject, state ``Retry-After`` or are half-open."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ async def test_rejecting_provider_comes_after_one_that_may_answer(
 
 
 @pytest.mark.parametrize("is_behind", [False, True])
-async def test_so_it_does_for_a_replacement_and_an_inference(
+async def test_replacement_and_inference_avoid_a_rejecting_provider(
     monkeypatch: pytest.MonkeyPatch, is_behind: bool
 ) -> None:
-    """Though the event loop is behind, which stops hedges only."""
+    """Also while the event loop is behind, which stops hedges only."""
     if is_behind:
         monkeypatch.setattr(LoopWatch, "refusal", lambda self: "the event loop is 9.00 s behind")
     llm = hedged(down(), well("b"), well("c"))
@@ -93,15 +93,15 @@ async def test_so_it_does_for_a_replacement_and_an_inference(
 
 
 @pytest.mark.parametrize("admission", ["open", "shed"])
-async def test_a_rescue_goes_where_there_is_room(admission: str) -> None:
-    """And not to a provider whose rate limit is used up, by its own word."""
+async def test_replacement_goes_to_a_provider_with_room(admission: str) -> None:
+    """Not to a provider whose headers say that its rate limit is used up."""
     async with Line(hedged(down(), well("b"), well("c"), admission=admission)) as line:
         shared_stats().health.set_used_up("b | scripted", until=now() + 60)
         assert await asked(line) == ("From c.", 0.3)
 
 
-async def test_summaries_are_not_late_first_tokens() -> None:
-    """An inference of six seconds says nothing of how many requests a provider bears."""
+async def test_slow_inferences_do_not_lower_the_limit() -> None:
+    """An inference of six seconds is no evidence of a provider's capacity."""
     health = shared_stats().health
     for bounds in ({}, {"admission": "shed"}):
         sessions = [hedged(provided(sums_up_secs=6.0), **bounds) for _ in range(40)]
@@ -113,7 +113,7 @@ async def test_summaries_are_not_late_first_tokens() -> None:
         assert health.occupancy("a | scripted", now())[1] >= before
 
 
-async def test_a_stall_of_our_own_loop_turns_no_provider_slow(
+async def test_event_loop_lag_does_not_mark_a_provider_slow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Six answers are read three seconds after they came; the order stays as it is."""

@@ -18,7 +18,11 @@ from pipecat.frames.frames import (
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge import AllProvidersFailed, HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.limits import LATENCY_PROBE_INTERVAL, AdmissionController, CircuitBreakerSettings
+from pipecat_hedge.limits import (
+    OBSERVED_LOSER_INTERVAL,
+    AdmissionController,
+    CircuitBreakerSettings,
+)
 from pipecat_hedge.limits.permits import Permit, Terms
 from pipecat_hedge.race import BreakerReport, Tier
 from pipecat_hedge.service import hedged_service, provider_race
@@ -222,11 +226,11 @@ class TestBreakers:
             await open_breaker(line)
             while health().state("a | scripted", 1e3) == "half_open":
                 await run_turns(line, 1)
-                assert a.open_requests == (turns in (0, LATENCY_PROBE_INTERVAL // 2))
+                assert a.open_requests == (turns in (0, OBSERVED_LOSER_INTERVAL // 2))
                 turns += 1
                 await asyncio.sleep(1)
                 assert a.open_requests == 0
-        assert turns == LATENCY_PROBE_INTERVAL // 2 + 1
+        assert turns == OBSERVED_LOSER_INTERVAL // 2 + 1
         assert health().state("a | scripted", 1e3) == "closed"
         assert line.text == "Yes, do come." * (5 + turns)
 
@@ -475,7 +479,7 @@ class TestLatencyProbes:
         assert all(loser.outcome == "superseded" for loser in losers)
         let_run = [loser for loser in losers if loser.ended_secs > 0.15]
         assert bool(let_run) is probes
-        assert len(let_run) <= 1 + 2 * self.TURNS // LATENCY_PROBE_INTERVAL
+        assert len(let_run) <= 1 + 2 * self.TURNS // OBSERVED_LOSER_INTERVAL
         for loser in let_run:
             assert loser.ttft_secs is not None
             assert 2.0 <= loser.ttft_secs <= loser.ended_secs <= 2.1

@@ -1,8 +1,8 @@
 """Many callers of several processes at once, in virtual time: what hedging does in a bad moment.
 
-The race, the policy, the purses and what is learned are the service's own. Providers are latencies
-that are drawn, with room for everybody; no breaker and no limit helps. What the processes tell each
-other once a second is played: their balances are evened out, and each knows how many they are.
+The race, the policy, the budget accounts and the learning are the service's own. A provider is a
+distribution of latencies with unlimited room; there are no breakers and no limits. The exchange
+between processes, once a second, is simulated: it evens out their balances and counts them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Crowd(VirtualTime):
 
     Attributes:
         slow: How many times as long each provider takes; infinite is one that hangs.
-        queue_secs: How long each has everybody wait before that.
+        queue_secs: How long each delays every request before that.
         began: When each turn began.
         sent: When each request was sent, and why.
         waits: When each answered turn began, and how long it waited.
@@ -76,7 +76,7 @@ class Crowd(VirtualTime):
         self._rng = random.Random(seed)
         self._backends = [Backend(name, model) for name, model in PROVIDERS.items()]
         self._processes = [ProviderStats() for _ in range(processes)]
-        self._pots: dict[object, float] = {}
+        self._balances: dict[object, float] = {}
         self.slow = dict.fromkeys(PROVIDERS, 1.0)
         self.queue_secs = dict.fromkeys(PROVIDERS, 0.0)
         self.began: list[float] = []
@@ -122,9 +122,9 @@ class Crowd(VirtualTime):
     def _share(self) -> None:
         for stats in self._processes:
             for budget, account in stats.accounts.accounts.items():
-                pot = self._pots.get(budget, 0.0)
-                moved = (account.balance - pot) / 2
-                self._pots[budget] = pot + moved
+                mean = self._balances.get(budget, 0.0)
+                moved = (account.balance - mean) / 2
+                self._balances[budget] = mean + moved
                 account.withdraw(moved)
         self._at(self.now + 1.0, self._share)
 
@@ -139,16 +139,16 @@ class Crowd(VirtualTime):
             rng=self._rng,
             now=self.now,
         )
-        seats = [
+        slots = [
             Slot(name, silent_secs(self._policy, plan.known[name]), STALL_SECS)
             for name in plan.order
         ]
-        race = Race(seats, plan.rule, max_attempts=self._policy.max_attempts)
-        self._tell(Asked(stats, plan, race), TurnStarted())
+        race = Race(slots, plan.rule, max_attempts=self._policy.max_attempts)
+        self._handle(Asked(stats, plan, race), TurnStarted())
 
-    def _tell(self, turn: Asked, fact: Event) -> None:
+    def _handle(self, turn: Asked, event: Event) -> None:
         turn.race.handle(HedgeEligibilityChanged({}, slow=self._slow(turn)), self.now)
-        for order in turn.race.handle(fact, self.now):
+        for order in turn.race.handle(event, self.now):
             if isinstance(order, Launch):
                 turn.plan.launched(order, self.now)
                 self.sent.append((self.now, order.reason))
@@ -184,12 +184,12 @@ class Crowd(VirtualTime):
             health.answered_since = max(health.answered_since, answered.launched_at)
             health.last_token_at = self.now
             health.last_ttft_secs = self.now - answered.launched_at
-            self._tell(turn, UsableToken(attempt))
+            self._handle(turn, UsableToken(attempt))
 
     def _wake(self, turn: Asked) -> None:
         wake_at = turn.race.wake_at
         if turn.race.winner is None and wake_at is not None and wake_at <= self.now:
-            self._tell(turn, TimerFired())
+            self._handle(turn, TimerFired())
 
     def _end(self, turn: Asked, attempt: int) -> None:
         began = turn.race.started_at

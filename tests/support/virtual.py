@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from pipecat_hedge.limits import LATENCY_PROBE_INTERVAL
+from pipecat_hedge.limits import OBSERVED_LOSER_INTERVAL
 from pipecat_hedge.policy import PROFILES, Backend, HedgePolicy, learn, plan_turn
 from pipecat_hedge.race import Latency, Launch, Race, Slot, run_virtual
 from pipecat_hedge.service import ProviderStats
@@ -113,7 +113,7 @@ def run_turns(
     count = next(iter(latencies.values())).shape[1]
     turns = Turns(np.full(count, np.inf), np.zeros(count, np.int64))
     rng = random.Random(1)
-    unlistened = LATENCY_PROBE_INTERVAL
+    unlistened = OBSERVED_LOSER_INTERVAL
     for turn in range(count):
         plan = plan_turn(
             policy, backends, stats, prompt_tokens=None, commit_on="first_token", rng=rng
@@ -134,7 +134,7 @@ def run_turns(
         answered = run_virtual(race, draw, plan.launched)
         unlistened += len(race.attempts)
         lost = [a for a in race.attempts if a.provider == plan.probe and a.outcome == "superseded"]
-        if unlistened < LATENCY_PROBE_INTERVAL:
+        if unlistened < OBSERVED_LOSER_INTERVAL:
             lost = []
         for attempt in lost:
             unlistened, rows = 0, latencies[attempt.provider]

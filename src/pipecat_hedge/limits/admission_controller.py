@@ -28,13 +28,13 @@ from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.policy.backends import MOST_PROVIDERS
 from pipecat_hedge.race.reports import TIERS, Tier
 
-__all__ = ["LATENCY_PROBE_INTERVAL", "AdmissionController"]
+__all__ = ["OBSERVED_LOSER_INTERVAL", "AdmissionController"]
 
 UNMEASURED_AFTER = 3
 """After this many requests in a row without a token, as others were faster, a provider's latency is
-unknown. The next loser runs on as a latency probe, to find out whether it is slow or silent."""
-LATENCY_PROBE_INTERVAL = 70
-"""At most one attempt in this many becomes a latency probe: an extra cost of 1.4 %."""
+unknown. The next loser is observed, to find out whether it is slow or silent."""
+OBSERVED_LOSER_INTERVAL = 70
+"""At most one attempt in this many becomes an observed loser: an extra cost of 1.4 %."""
 TIER_SECS = 60.0
 """How long room is reserved for a tier after one of its turns."""
 QUEUE_ROOM = 20
@@ -73,8 +73,8 @@ class AdmissionController:
         self._outage = SharedOutage[Permit]()
         self._panics = 0
         self._shed_at: dict[Tier, float] = {}  # when a turn that sheds asked, by its tier
-        self._attempts = LATENCY_PROBE_INTERVAL
-        self._latency_probes: set[str] = set()
+        self._attempts = OBSERVED_LOSER_INTERVAL
+        self._observed_losers: set[str] = set()
 
     def entry(self, key: str) -> ProviderHealth:
         """A provider's entry, created on first use. The lock must be held.
@@ -141,7 +141,7 @@ class AdmissionController:
             return "" if self._state(key, now) == "closed" else self.entry(key).open_reason
 
     def claim_probe(self, key: str, now: float) -> bool:
-        """Claim the only request that may probe a half-open provider.
+        """Claim the half-open provider's only recovery request.
 
         Returns:
             Whether the claim succeeded. It ends with the release of its permit or ``drop_probe``.
@@ -237,26 +237,26 @@ class AdmissionController:
         with self.lock:
             return self.entry(key).without_token >= UNMEASURED_AFTER
 
-    def claim_latency_probe(self, key: str) -> bool:
-        """Claim a latency probe: an attempt that has lost runs on to its first token.
+    def claim_observed_loser(self, key: str) -> bool:
+        """Claim an observed loser: an attempt that has lost runs on to its first token.
 
         It shows whether a provider that always loses is slow or silent. A provider has one at a
-        time, and at most one attempt in ``LATENCY_PROBE_INTERVAL`` becomes one.
+        time, and at most one attempt in ``OBSERVED_LOSER_INTERVAL`` becomes one.
 
         Returns:
-            Whether the claim succeeded; ``release_latency_probe`` ends it.
+            Whether the claim succeeded; ``release_observed_loser`` ends it.
         """
         with self.lock:
-            if key in self._latency_probes or self._attempts < LATENCY_PROBE_INTERVAL:
+            if key in self._observed_losers or self._attempts < OBSERVED_LOSER_INTERVAL:
                 return False
             self._attempts = 0
-            self._latency_probes.add(key)
+            self._observed_losers.add(key)
             return True
 
-    def release_latency_probe(self, key: str) -> None:
-        """End a claim of ``claim_latency_probe``."""
+    def release_observed_loser(self, key: str) -> None:
+        """End a claim of ``claim_observed_loser``."""
         with self.lock:
-            self._latency_probes.discard(key)
+            self._observed_losers.discard(key)
 
     def occupancy(self, key: str, now: float, bounds: LimitBounds = OPEN_BOUNDS) -> tuple[int, int]:
         """A provider's requests in flight from this process, and their limit."""
@@ -337,7 +337,7 @@ class AdmissionController:
             work: The work class.
             terms: The turn's terms.
             now: The time.
-            is_probe: Whether the request probes a half-open provider, by a claim.
+            is_probe: Whether it is the claimed recovery request of a half-open provider.
         """
         with self.lock:
             permit = Permit(key, now, is_probe)

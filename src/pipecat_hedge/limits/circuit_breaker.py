@@ -1,11 +1,11 @@
 """A circuit breaker per provider, evaluated lazily.
 
 ``CircuitBreakerSettings`` says when it opens. It stays open for ``recovery_secs``, shortened at
-random and doubled with each reopening up to ``max_recovery_secs``. Then it is half-open: one probe
-at a time, and ``PROBES`` answers in a row close it. An open breaker puts its provider last and
-never empties the list. A rejection for load (429, 529) is not a failure; it opens the breaker only
-if it persists. States of other processes (``follow_open``, ``follow_closed``) are not reported
-back to them.
+random and doubled with each reopening up to ``max_recovery_secs``. Then it is half-open: it gets
+one recovery request at a time, and ``PROBES`` answers in a row close it. An open breaker puts its
+provider last and never empties the list. A rejection for load (429, 529) is not a failure; it opens
+the breaker only if it persists. States of other processes (``follow_open``, ``follow_closed``) are
+not reported back to them.
 
 Sources: M. Nygard, Release It! (2007); M. Brooker, Exponential Backoff And Jitter (2015).
 """
@@ -26,7 +26,7 @@ __all__ = ["BreakerEvent", "BreakerState", "CircuitBreaker", "CircuitBreakerSett
 BreakerState: TypeAlias = Literal["closed", "open", "half_open"]
 
 JITTER = 0.2
-"""An open time is shortened by up to this share, so that processes do not probe at once."""
+"""An open time is shortened by up to this share, so that processes do not all try at once."""
 PROBES = 2
 """Answers in a row that close a half-open breaker: one may be luck."""
 PERSISTS_SECS = 10.0
@@ -49,9 +49,9 @@ class CircuitBreakerSettings:
             share.
         window_secs: The length of the window: older failures say little about the provider now.
         recovery_secs: How long it stays open the first time.
-        max_recovery_secs: The longest time for which it stays open. A probe costs no caller
-            anything, so a long one saves nothing: with 66 s and a probe that hangs, a provider is
-            back in use within 90 s of its recovery.
+        max_recovery_secs: The longest time for which it stays open. A recovery request
+            costs no caller anything, so a long one saves nothing: with 66 s and a recovery request
+            that hangs, a provider is back in use within 90 s of its recovery.
 
     Raises:
         ConfigurationError: If a value is out of range; the message names it and the remedy.
@@ -140,8 +140,8 @@ class CircuitBreaker:
         self._failed_after_secs = 0.0
         self._opened = 0
         self._open_until = self._closed_at = self._opened_at = float("-inf")
-        self._is_probing = False
-        self._answered_probes = 0
+        self._is_claimed = False
+        self._answered_in_row = 0
         self._events: list[BreakerEvent] = []
         self._is_from_fleet = False
         self.reason = ""
@@ -151,18 +151,18 @@ class CircuitBreaker:
         """The state at ``now``, in seconds; never earlier than at the call before."""
         if self._state == "open" and now >= self._open_until:
             self._change("half_open", now, "recovery time is over: one probe at a time is sent")
-            self._answered_probes = 0
+            self._answered_in_row = 0
         return self._state
 
     def claim_probe(self, now: float) -> bool:
-        """Claim the only attempt that may probe a half-open provider.
+        """Claim the half-open provider's only recovery request.
 
         Returns:
             Whether the claim succeeded. Its end must then be recorded with ``probe=True``.
         """
-        if self.state(now) != "half_open" or self._is_probing:
+        if self.state(now) != "half_open" or self._is_claimed:
             return False
-        self._is_probing = True
+        self._is_claimed = True
         return True
 
     def record(
@@ -179,14 +179,14 @@ class CircuitBreaker:
         Args:
             verdict: How it ended.
             now: When it ended.
-            probe: Whether it was the claimed probe.
+            probe: Whether it was the claimed recovery request.
             age_secs: The time from its launch to its end.
             count: How many failures in a row it stands for. A request that timed out also stands
                 for those before it that were superseded without a token.
         """
         state = self.state(now)
         if probe:
-            self._is_probing = False
+            self._is_claimed = False
         if verdict in ("silent", "not_connected"):
             verdict = "failed"
         if verdict == "dropped":
@@ -198,7 +198,7 @@ class CircuitBreaker:
         if state == "closed":
             self._record(verdict, now, count)
         elif probe and state == "half_open":
-            self._record_probe(verdict, now)
+            self._record_recovery(verdict, now)
         elif verdict == "answered" and now - age_secs >= self._opened_at:
             self._close(now, "a request sent while it was open was answered")
 
@@ -252,7 +252,7 @@ class CircuitBreaker:
         if self.state(now) != "open":
             return False
         self._change("half_open", now, reason)
-        self._open_until, self._answered_probes = now, 0
+        self._open_until, self._answered_in_row = now, 0
         return True
 
     # ---- closed
@@ -295,13 +295,13 @@ class CircuitBreaker:
 
     # ---- half open
 
-    def _record_probe(self, verdict: Verdict, now: float) -> None:
+    def _record_recovery(self, verdict: Verdict, now: float) -> None:
         if verdict != "answered":
             self._open(now, "probe " + ("failed" if verdict == "failed" else "rejected for load"))
             return
-        self._answered_probes += 1
-        if self._answered_probes >= PROBES:
-            self._close(now, f"{self._answered_probes} probes in a row were answered")
+        self._answered_in_row += 1
+        if self._answered_in_row >= PROBES:
+            self._close(now, f"{self._answered_in_row} probes in a row were answered")
 
     # ---- transitions
 

@@ -31,7 +31,7 @@ class Permit:
     Parameters:
         key: The provider.
         acquired_at: When it was acquired.
-        is_probe: Whether it probes a half-open provider.
+        is_probe: Whether it is a half-open provider's recovery request.
         is_active: Whether it has not been released yet.
         has_token: Whether the answer has begun.
     """

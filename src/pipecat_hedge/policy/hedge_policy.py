@@ -193,7 +193,7 @@ class HedgePolicy:
         max_attempts: The most requests of a turn, rescues included; at least 1. Requests that fail
             before their first token, or are silent, do not count, so that each provider can be
             asked: a turn makes at most its providers + ``max_attempts`` - 1 requests, and what the
-            SDKs would retry. The probe of a provider with a half-open breaker is one more.
+            SDKs would retry. A recovery request is one more.
         commit: What makes an attempt win: ``first_sentence``, a speakable unit; ``first_token``,
             anything usable; ``auto``, the choice that suits the text-to-speech downstream.
         losers: ``cancel`` closes a loser's request at once, except for ``probes``. ``drain`` lets
@@ -213,7 +213,7 @@ class HedgePolicy:
             rest if it broke off and no attempt continues it. None is nothing.
         probes: Whether at most one request in 70 of the process may run on to its first token after
             it has lost. This shows whether a provider that always loses is slow or silent, and
-            whether it has recovered. The turn is reported when its probe has ended.
+            whether it has recovered. The turn is reported when this request has ended.
         route: Which providers come first in a turn, by what it asks for: a ``ComplexityRouter`` or
             a function. None keeps the given order.
 

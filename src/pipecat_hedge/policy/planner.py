@@ -46,7 +46,7 @@ class Plan:
         route_reason: Why the order differs from the given one; None if it does not.
         prior_weight: Weight of the prior in the first provider's latency estimate, from 0 to 1;
             None if the policy uses no estimate.
-        probe: The provider that is probed beside the first one; or None.
+        probe: The provider that is tried beside the first one; or None.
         is_trial: Whether ``probe`` lost its place by its silence, and is tried again, for free.
         known: What is known of each provider.
         problem: Why the policy's own rule could not be used for this turn; None if it could.
@@ -64,7 +64,7 @@ class Plan:
     problem: str | None = None
 
     def try_out(self, provider: str) -> None:
-        """Probe an excluded provider beside the first one, not in its place.
+        """Try an excluded provider beside the first one, not in its place.
 
         Args:
             provider: A provider of the order. If it is the only one, it gets an ordinary attempt.

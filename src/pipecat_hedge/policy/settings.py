@@ -1,6 +1,6 @@
 """Converts a policy to JSON settings for a turn log, and back.
 
-A policy that is read back launches attempts as the original did, or it is refused. ``probes``,
+A policy that is read back launches attempts as the original did, or it is invalid. ``probes``,
 ``drain_share`` and ``fallback_text`` are left out, which change no launch, and so is ``route``, a
 function. A custom rule cannot be converted.
 """

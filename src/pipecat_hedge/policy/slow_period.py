@@ -34,14 +34,14 @@ __all__ = ["SlowPeriod", "late_secs"]
 
 SLOW, RECOVERED = 5, 2
 SETTLED = 20
-"""Observations before which no latency counts as usual."""
+"""Observations before which no latency counts as typical."""
 LATE_SHARE = 0.2
 TIMES, BY_SECS = 1.4, 0.1
 """A late attempt exceeds the median by this factor and this time, however narrow the spread is."""
 PROBES = 0.75
-"""The share of the budget that probes of a slow provider may use."""
+"""The share of the budget that trials of a slow provider may use."""
 LEAST_PROBES = 0.01
-"""The share of turns that probe it, however small the budget is."""
+"""The share of turns with a trial, however small the budget is."""
 
 
 def late_secs(usual: SurvivalCurve) -> float:
@@ -146,7 +146,7 @@ class SlowPeriod:
         return median([secs for _, secs in self._late] or [self._level_before])
 
     def saved(self) -> list[float]:
-        """Return whether it is on, the steps, the turns since a probe and the level, for a file."""
+        """Return whether it is on, the steps, the turns since a trial and the level, for a file."""
         return [int(self.is_on), self._steps, self._since_probe, round(self.counted_secs, 3)]
 
     def restore(self, saved: Sequence[float]) -> None:
@@ -162,7 +162,7 @@ class SlowPeriod:
         self._steps, self._since_probe = int(steps), int(since_probe)
 
     def is_probes_turn(self, budget: float) -> bool:
-        """Return whether this turn probes a slow provider.
+        """Return whether this turn tries a slow provider.
 
         Args:
             budget: Extra requests per turn.

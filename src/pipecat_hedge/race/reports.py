@@ -253,8 +253,8 @@ class ProviderState:
             reports its service as unusable. It is level again once it has answered.
         retry_after_secs: The time left of its ``Retry-After``; 0 if requests may be sent.
         server: Its server's load; None if the server does not report it.
-        breaker: ``closed``; ``open`` while it comes last because it fails; ``half_open`` while one
-            request at a time probes it.
+        breaker: ``closed``; ``open`` while it comes last because it fails; ``half_open`` while it
+            gets one recovery request at a time.
         breaker_reason: Why it is not closed; empty if it is.
         in_flight: This process's requests in flight to it.
         limit: The current concurrency limit. It bounds hedges and, with ``admission="shed"``,

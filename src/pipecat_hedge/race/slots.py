@@ -86,7 +86,7 @@ class SlotQueue:
         """The index of the next slot.
 
         A hedge takes the first provider that accepts hedges, or else the first one. A replacement
-        takes the least reluctant provider; the probed provider comes after healthy ones. A provider
+        takes the least reluctant provider; a half-open one comes after healthy ones. A provider
         without room comes last: it may be asked only to repeat a request.
         """
         standing = self.standing

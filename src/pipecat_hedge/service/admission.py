@@ -119,7 +119,7 @@ class Admission:
 
     @property
     def probe(self) -> str | None:
-        """The half-open provider that the turn may probe and has not probed yet; or None."""
+        """The half-open provider whose recovery request is claimed but not sent; or None."""
         return self._probe
 
     def issue(self, provider: str, work: WorkClass) -> Permit:
@@ -168,12 +168,12 @@ class Admission:
         return self._health.is_unmeasured(self._keys[provider])
 
     def claim_latency_probe(self, provider: str) -> bool:
-        """Claim a latency probe; see ``AdmissionController.claim_latency_probe``."""
-        return self._health.claim_latency_probe(self._keys[provider])
+        """Claim an observed loser; see ``AdmissionController.claim_observed_loser``."""
+        return self._health.claim_observed_loser(self._keys[provider])
 
     def release_latency_probe(self, provider: str) -> None:
-        """End a claim of ``claim_latency_probe``."""
-        self._health.release_latency_probe(self._keys[provider])
+        """End a claim of an observed loser."""
+        self._health.release_observed_loser(self._keys[provider])
 
     def set_used_up(self, permit: Permit, secs: float) -> None:
         """Send the provider no hedges for some seconds, in any turn."""
@@ -227,7 +227,7 @@ class Admission:
         self._health.release(permit, "dropped", permit.acquired_at)
 
     def close(self) -> None:
-        """Release the claim of a probe that was not sent."""
+        """Release the claim of a recovery request that was not sent."""
         if self.holds.drop(self._hold):
             self._give_back()
 

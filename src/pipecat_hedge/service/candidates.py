@@ -107,8 +107,8 @@ class Candidates(Generic[A]):
     Parameters:
         entries: The providers in order; empty if none may be used.
         keys: The health key of each provider in this turn, by name.
-        probe: The half-open provider that the turn has claimed to probe, or None. The turn must
-            release the claim.
+        probe: The half-open provider whose recovery request the turn has claimed, or None. The turn
+            must release the claim.
         reason: Why no provider may be used, if that is so.
         last: Those that come last or not at all, whatever the planned order, and why; by name.
         rejecting: The name of one that rejected requests and is to be tried again; or empty.
@@ -134,9 +134,9 @@ def choose_candidates(
     """The providers that a turn may use.
 
     Those with a ``Retry-After`` come last. An open breaker puts its provider last, without hedges.
-    One half-open provider is a probe beside a healthy one. If every breaker is open, the turn is
-    planned as if all were closed (panic mode) and the first choices of such turns are spread over
-    the providers. Servers that report that they are down or overloaded come last.
+    One half-open provider gets a recovery request beside a healthy one. If every breaker is open,
+    the turn is planned as if all were closed (panic mode) and the first choices of such turns are
+    spread over the providers. Servers that report that they are down or overloaded come last.
 
     Args:
         usable: The providers in the given order, with their usable instances.

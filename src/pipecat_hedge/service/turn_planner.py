@@ -198,7 +198,7 @@ class TurnPlanner(Generic[A]):
 
         Args:
             attempts: All its attempts.
-            probes: The numbers of the losers that still run as latency probes.
+            probes: The numbers of the losers that are still observed.
         """
         learn(
             self._stats,
@@ -210,7 +210,7 @@ class TurnPlanner(Generic[A]):
         )
 
     def learn_from_probe(self, attempt: Attempt, first_at: float | None, now: float) -> None:
-        """Learn from a finished latency probe.
+        """Learn from an observed loser that has ended.
 
         Args:
             attempt: The attempt.
@@ -228,7 +228,7 @@ class TurnPlanner(Generic[A]):
         return next(b for b in self._backends if b.provider == provider)
 
     def forget(self, attempt: Attempt) -> None:
-        """Stop observing a latency probe without learning from it."""
+        """Stop observing a loser without learning from it."""
         backend = self._backend(attempt.provider)
         self._stats.forget(backend, attempt)
 

@@ -294,7 +294,9 @@ class PrometheusRecorder(Collector):
             "provider launch_reason result",
         )
         self._rejected = counter("rejected", "Turns that no provider had room for.", "")
-        self._known_answers = counter("known_answers", "Turns answered without a provider, by source.", "source")
+        self._known_answers = counter(
+            "known_answers", "Turns answered without a provider, by source.", "source"
+        )
         self._fillers = counter("fillers", "Fillers by result.", "cause result")
         self._cold_connections = counter(
             "cold_connections", "Requests that opened a connection.", "provider"

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipecat_hedge.limits import LATENCY_PROBE_INTERVAL
+from pipecat_hedge.limits import OBSERVED_LOSER_INTERVAL
 from pipecat_hedge.policy import (
     Adaptive,
     Backend,
@@ -132,7 +132,7 @@ def replay(
     count = len(draws.secs)
     answered, least = np.full(count, np.inf), np.full(count, np.nan)
     extra = replaced = 0
-    plan, unlistened = None, LATENCY_PROBE_INTERVAL
+    plan, unlistened = None, OBSERVED_LOSER_INTERVAL
     candidates: list[Slot] = []
     for turn, latencies in enumerate(draws.secs):
         if plan is None or learns:
@@ -172,7 +172,7 @@ def replay(
                 for attempt in race.attempts
                 if attempt.provider == plan.probe
                 and attempt.outcome == "superseded"
-                and (plan.is_trial or unlistened >= LATENCY_PROBE_INTERVAL)
+                and (plan.is_trial or unlistened >= OBSERVED_LOSER_INTERVAL)
             ]
             for probe in lost:  # the service drains it to its first token
                 unlistened = 0
