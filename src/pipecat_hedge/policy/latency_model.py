@@ -31,8 +31,6 @@ from pipecat_hedge.policy.change_point import WATCHED
 from pipecat_hedge.policy.survival import Floats, SurvivalCurve
 from pipecat_hedge.race.errors import ConfigurationError
 
-__all__ = ["BUCKETS", "AnswerTimes", "LatencyModel", "bucket_of", "in_doubt", "value_of"]
-
 LEAST_SECS, MOST_SECS = 0.01, 120.0
 """Shorter and longer times count as these: no caller notices the one or waits for the other."""
 RATIO = 1.02

@@ -31,19 +31,6 @@ if TYPE_CHECKING:
     from pipecat_hedge.service.provider_stats import ProviderStats
     from pipecat_hedge.telemetry.slo_tracker import SloStatus, SloTracker
 
-__all__ = [
-    "ENVIRONMENT",
-    "FleetSync",
-    "SloStatus",
-    "SloTracker",
-    "default_store",
-    "join_fleet",
-    "race_tracer",
-    "slo_tracker",
-    "track_slo",
-    "write_logs",
-]
-
 ENVIRONMENT = "PIPECAT_HEDGE_STATS"
 """A path for the statistics, the URL of a Redis to share them, or ``off``."""
 SCHEMES = ("redis:", "rediss:", "unix:")

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from pipecat_hedge.voice.turn_latency import TurnLatencyObserver
     from pipecat_hedge.voice.turn_timeline import TurnLatency
 
-__all__ = ["KEPT_TURNS", "LIVE_PATH", "LIVE_VERSION", "LiveFeed", "LiveServer", "routes"]
-
 LIVE_PATH = "/hedge/live"
 """The feed's default path."""
 LIVE_VERSION = 1
