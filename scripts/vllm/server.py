@@ -17,8 +17,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-__all__ = ["BRIEF", "MADE", "VLLMProcess", "has_gpu", "vllm_home"]
-
 START_SECS = 300  # a large model is loaded, and compiled for its GPU
 STOP_SECS = 20
 MADE = ("tiny", "small")

@@ -9,8 +9,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
-__all__ = ["main"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Command:

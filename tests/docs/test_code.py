@@ -29,10 +29,7 @@ from pipecat_hedge.voice import TurnLatency
 from tests.docs.pages import PAGES, ROOT, Block, Page
 
 BLOCKS = [block for page in PAGES for block in page.blocks("python")]
-FACES = (
-    *("", ".telemetry", ".testing", ".tools.replay", ".tools.simulator"),
-    *(".fleet.redis_store", ".voice.turn_latency"),
-)
+FACES = ("", ".fleet", ".telemetry", ".testing", ".tools.replay", ".tools.simulator", ".voice")
 KNOWN = {
     name: getattr(module, name)
     for module in (import_module(f"pipecat_hedge{face}") for face in FACES)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pipecat_hedge.policy import Backend
 from pipecat_hedge.policy.latency_registry import LatencyRegistry
 
-__all__ = ["prior_weight"]
-
 
 def prior_weight(stats: LatencyRegistry, backend: Backend, tokens: int | None = None) -> float:
     """How much of it is still assumed."""

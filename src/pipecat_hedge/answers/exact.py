@@ -8,8 +8,6 @@ from pipecat_hedge.answers.store import open_store
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.service.known_answers import Question
 
-__all__ = ["ExactAnswers"]
-
 
 class ExactAnswers:
     """Answers of the same models, settings, instructions, tools and messages, for some time.

@@ -18,8 +18,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pipecat_hedge.answers.meaning import Vocabulary
 from pipecat_hedge.race.errors import ConfigurationError
 
-__all__ = ["Embed", "Faq", "FaqEntry", "FaqMatch"]
-
 Vectors: TypeAlias = Sequence[Sequence[float]]
 Embed: TypeAlias = Callable[[Sequence[str]], Vectors | Awaitable[Vectors]]
 """Returns a vector for each text."""

@@ -13,8 +13,6 @@ from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.service.known_answers import Question
 from pipecat_hedge.service.line_log import LineLog
 
-__all__ = ["FaqAnswers"]
-
 THRESHOLD = 0.92
 """Opposites can be 0.98 alike, so it only refuses what is about something else."""
 

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
 
-__all__ = ["Vocabulary"]
-
 _TOKENS = re.compile(r"[€$£%]|\d+(?:[.,:]\d+)*|[^\W\d_]+(?:'[^\W\d_]+)?")
 _PLURAL = re.compile(r"(?<=[^su])s$")
 """Not of "bus" or "glass"."""

@@ -12,8 +12,6 @@ from typing import Any, Protocol
 
 from pipecat_hedge.race.errors import ConfigurationError, missing_extra
 
-__all__ = ["AnswerStore", "open_store"]
-
 MB = 2**20
 REDIS_SECS = 0.25
 """A Redis that takes longer is not waited for."""

@@ -12,8 +12,6 @@ from pydantic import AfterValidator, Field, TypeAdapter
 
 from pipecat_hedge.limits.fleet_advice import Finding
 
-__all__ = ["VERSION", "Document", "UnknownVersion"]
-
 VERSION = 5
 MOST_OPEN_SECS = 3600.0
 """However long another process has a breaker open."""

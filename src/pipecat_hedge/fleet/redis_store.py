@@ -24,8 +24,6 @@ from urllib.parse import urlsplit
 from pipecat_hedge.policy.shared_store import Received, Slice, StoreUnavailable
 from pipecat_hedge.race.errors import ConfigurationError, missing_extra
 
-__all__ = ["RedisStore"]
-
 PREFIX = "pipecat-hedge"
 TIMEOUT_SECS = 0.5
 """How long connecting may take, and how long an answer."""

@@ -29,8 +29,6 @@ from pipecat_hedge.policy.provider_latency import COUNTS, ProviderLatency
 from pipecat_hedge.policy.shared_store import Received, SharedStore, Slice, StoreUnavailable
 from pipecat_hedge.policy.survival import Floats
 
-__all__ = ["FleetSync", "pack", "unpack"]
-
 EVERY_SECS = 1.0
 CAP_SECS = 4.0
 """How long it takes at most until a store that was away is tried again."""

@@ -28,8 +28,6 @@ from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.policy.backends import MOST_PROVIDERS
 from pipecat_hedge.race.reports import TIERS, Tier
 
-__all__ = ["OBSERVED_LOSER_INTERVAL", "AdmissionController"]
-
 UNMEASURED_AFTER = 3
 """After this many requests in a row without a token, as others were faster, a provider's latency is
 unknown. The next loser is observed, to find out whether it is slow or silent."""

@@ -13,8 +13,6 @@ from weakref import WeakKeyDictionary
 
 from pipecat_hedge.race.task_scope import TaskScope
 
-__all__ = ["LoopWork"]
-
 
 class _Held:
     def __init__(self) -> None:

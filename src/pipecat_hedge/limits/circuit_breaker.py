@@ -21,8 +21,6 @@ from typing import Literal, TypeAlias
 from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.race.errors import ConfigurationError
 
-__all__ = ["BreakerEvent", "BreakerState", "CircuitBreaker", "CircuitBreakerSettings"]
-
 BreakerState: TypeAlias = Literal["closed", "open", "half_open"]
 
 JITTER = 0.2

@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.race.errors import ConfigurationError
 
-__all__ = ["OPEN_BOUNDS", "SHED_BOUNDS", "ConcurrencyLimit", "LimitBounds"]
-
 ROUND = 5
 """Requests per round, or twice the floor if that is more."""
 MIN_ROUND = 3

@@ -15,8 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["NOTHING", "Advice", "Finding", "Findings", "advise"]
-
 AT_LEAST = 2
 """Processes that have to have found a provider down."""
 

@@ -11,8 +11,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Hold", "LoopHolds"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hold:

@@ -13,8 +13,6 @@ from weakref import WeakKeyDictionary
 
 from pipecat_hedge.limits.overload import Overload
 
-__all__ = ["EVERY_SECS", "LoopWatch", "is_real"]
-
 EVERY_SECS = 0.1
 """Ten samples a second cost about 0.1 % of a core."""
 

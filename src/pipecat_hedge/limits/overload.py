@@ -11,8 +11,6 @@ import math
 from collections import deque
 from statistics import median
 
-__all__ = ["FRESH_SECS", "SAMPLES", "Overload"]
-
 SAMPLES = 5
 """Half a second of samples: the median ignores two long steps."""
 LAG_SECS = 0.1

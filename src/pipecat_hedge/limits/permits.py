@@ -10,8 +10,6 @@ from pipecat_hedge.limits.priority import WorkClass
 from pipecat_hedge.race.errors import HedgeError
 from pipecat_hedge.race.reports import Tier
 
-__all__ = ["Permit", "Rejected", "Terms"]
-
 OPTIONAL: dict[WorkClass, float] = {"hedge": 0.1, "warm_up": 0.25}
 """Work that may be dropped, and the share of a provider's limit that it leaves to callers."""
 BY_TIER: dict[Tier, float] = {"premium": 0.0, "standard": 1 / 3, "economy": 1 / 2}

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Literal, TypeAlias, get_args
 
-__all__ = ["WORK_CLASSES", "WorkClass", "work", "working_as"]
-
 WorkClass: TypeAlias = Literal[
     "primary", "tool_follow_up", "rescue", "hedge", "warm_up", "background"
 ]

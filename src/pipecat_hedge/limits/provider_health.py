@@ -14,8 +14,6 @@ from pipecat_hedge.limits.concurrency_limit import ConcurrencyLimit
 from pipecat_hedge.limits.fleet_advice import Advice, Finding
 from pipecat_hedge.limits.verdict import Verdict
 
-__all__ = ["BreakerChange", "ProviderHealth"]
-
 
 @dataclass(frozen=True, slots=True)
 class BreakerChange:

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-__all__ = ["http_date", "used_up_secs"]
-
 MAX_SECS = 60.0
 """Limits are refilled continuously: there is room again long before the end of a longer time."""
 

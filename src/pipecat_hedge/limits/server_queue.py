@@ -14,15 +14,6 @@ from typing import Protocol, runtime_checkable
 
 from pipecat_hedge.race.reports import ServerLoad
 
-__all__ = [
-    "LoadReading",
-    "LoadReadings",
-    "ReportsServerLoad",
-    "hedge_refusal",
-    "is_last_resort",
-    "load_rank",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class LoadReading:

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Generic, TypeVar
 
-__all__ = ["SharedOutage"]
-
 WITHIN_SECS = 2.0
 """The connections of one outage fail within this time of each other."""
 

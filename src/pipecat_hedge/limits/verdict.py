@@ -12,8 +12,6 @@ from typing import Literal, TypeAlias
 from pipecat_hedge.race.attempt import MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
 from pipecat_hedge.race.errors import INCOMPLETE_CALL, AttemptError
 
-__all__ = ["Verdict", "classify"]
-
 Verdict: TypeAlias = Literal["answered", "failed", "not_connected", "silent", "busy", "dropped"]
 """How an attempt ended: it answered; it failed; its connection failed, possibly through our own
 network; it made no progress for too long; it was rejected for load; or it ended for a reason that

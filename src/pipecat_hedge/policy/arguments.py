@@ -13,8 +13,6 @@ from typing import Any
 
 from pipecat_hedge.race.errors import ConfigurationError
 
-__all__ = ["refuse_unknown", "require"]
-
 
 def refuse_unknown(further: Mapping[str, Any], *, owner: type, base: type) -> None:
     """Refuse keyword arguments that no base class accepts.

@@ -5,15 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-__all__ = [
-    "MOST_PROVIDERS",
-    "SIMULATED_HEADER",
-    "Backend",
-    "Measures",
-    "key_of",
-    "provider_key",
-]
-
 MOST_PROVIDERS = 256
 """Most keys in each map by provider and model; the least recently used one is dropped. A key
 takes up to about 150 KB of memory and 50 KB of a file."""

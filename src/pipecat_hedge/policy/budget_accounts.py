@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pipecat_hedge.policy.hedge_budget import HedgeBudget
 from pipecat_hedge.policy.hedge_burst import HedgeBurst
 
-__all__ = ["BudgetAccounts", "BudgetState"]
-
 MOST_ACCOUNTS = 64
 """The least recently used account is dropped beyond this number, which bounds memory."""
 MEAN_TURNS = 1_000.0

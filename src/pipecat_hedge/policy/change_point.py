@@ -20,8 +20,6 @@ from statistics import median
 
 from pipecat_hedge.policy.survival import SurvivalCurve
 
-__all__ = ["WATCHED", "Change", "ChangePoint"]
-
 WATCHED = 12
 ENOUGH = 10
 FAST_SHARE = 0.2

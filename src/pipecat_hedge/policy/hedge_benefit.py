@@ -21,8 +21,6 @@ import numpy as np
 
 from pipecat_hedge.policy.survival import Floats, SurvivalCurve
 
-__all__ = ["HORIZON_SECS", "BenefitCache", "HedgeBenefit", "expected_saving", "joint"]
-
 QUANTILES = 24
 """Latencies that stand for Y. A test bounds the error that the grids cause."""
 CANDIDATES = 64

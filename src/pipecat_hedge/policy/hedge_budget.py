@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["HedgeBudget"]
-
 SCALE = 6.0
 """A debt of this many requests lowers the share to 1/e of the budget, within the bounds."""
 SAVED_TURNS, OWED_TURNS = 125.0, 100.0

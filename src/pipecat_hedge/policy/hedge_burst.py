@@ -17,8 +17,6 @@ from collections.abc import Callable
 
 from pipecat_hedge.race.events import LaunchDecision, LaunchRule, Waiting
 
-__all__ = ["BurstBound", "HedgeBurst", "saved"]
-
 TURNS = 180
 """The turns of a fleet in the few seconds in which a slow period begins."""
 CHANCE = 3.0

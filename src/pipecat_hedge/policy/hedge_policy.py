@@ -29,18 +29,6 @@ from pipecat_hedge.race.events import LaunchDecision, LaunchRule, Waiting
 if TYPE_CHECKING:
     from pipecat_hedge.policy.priced_delay import LatencyEstimate
 
-__all__ = [
-    "Adaptive",
-    "AfterSilence",
-    "AtOnce",
-    "HedgePolicy",
-    "OnlyOnFailure",
-    "PolicyOptions",
-    "Rule",
-    "TurnFacts",
-    "TurnRule",
-]
-
 Commit: TypeAlias = Literal["auto", "first_sentence", "first_token"]
 Losers: TypeAlias = Literal["cancel", "drain"]
 Order: TypeAlias = Literal["given", "learned"]

@@ -31,8 +31,6 @@ from pipecat_hedge.policy.change_point import WATCHED
 from pipecat_hedge.policy.survival import Floats, SurvivalCurve
 from pipecat_hedge.race.errors import ConfigurationError
 
-__all__ = ["BUCKETS", "AnswerTimes", "LatencyModel", "bucket_of", "in_doubt", "value_of"]
-
 LEAST_SECS = 0.01
 """Shorter times count as this one: no caller notices the difference."""
 MOST_SECS = 120.0

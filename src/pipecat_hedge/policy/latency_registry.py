@@ -22,8 +22,6 @@ from pipecat_hedge.policy.provider_latency import ProviderLatency
 from pipecat_hedge.policy.routing import Route, route
 from pipecat_hedge.race.attempt import MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
 
-__all__ = ["LatencyRegistry"]
-
 WHOLE_ANSWER = 5.0
 """Assumed duration of a whole answer, in times to first token."""
 _WAITED = (STALLED, TIMED_OUT, MISSED_DEADLINE)

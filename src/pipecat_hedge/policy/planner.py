@@ -30,8 +30,6 @@ from pipecat_hedge.policy.slow_period import late_secs
 from pipecat_hedge.race.attempt import Attempt
 from pipecat_hedge.race.events import CommitOn, Launch, LaunchRule
 
-__all__ = ["Plan", "learn", "plan_turn", "silent_secs"]
-
 USUAL_PROMPT, USUAL_ANSWER = 2_000, 100
 """Tokens assumed where counts are unknown. Only cost ratios are used, so little depends on them."""
 

@@ -20,8 +20,6 @@ from pipecat_hedge.policy.latency_model import AnswerTimes
 from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.events import InFlight, LaunchDecision, Waiting
 
-__all__ = ["LatencyEstimate", "PricedDelay"]
-
 EARLY, LATE = 1.6, 0.8
 """Bounds of the hedge time, in units of the share: V is an estimate, and flat beyond the knee."""
 LEAST_GAIN = 0.1

@@ -14,8 +14,6 @@ import numpy as np
 from pipecat_hedge.policy.profiles import PROFILES
 from pipecat_hedge.policy.survival import SurvivalCurve
 
-__all__ = ["prior_for"]
-
 _FAMILIES = (
     (r"haiku", "claude-haiku-4-5"),
     (r"claude|sonnet|opus|anthropic", "claude-sonnet-4-6"),

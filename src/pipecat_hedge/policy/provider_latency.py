@@ -19,8 +19,6 @@ from pipecat_hedge.policy.priced_delay import SILENCES, LatencyEstimate
 from pipecat_hedge.policy.slow_period import RECOVERED, SETTLED, SLOW, SlowPeriod, late_secs
 from pipecat_hedge.policy.survival import Floats, SurvivalCurve
 
-__all__ = ["ALL", "COUNTS", "ProviderLatency", "size_class"]
-
 CLASS_BOUNDS = (2_000, 8_000, 32_000)
 """Prompt tokens at which a class begins."""
 CLASS_AT_LEAST = 64

@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from pipecat_hedge.policy.slow_period import PROBES, SlowPeriod
 from pipecat_hedge.race.events import LaunchDecision, LaunchRule, Waiting
 
-__all__ = ["AskReplaced", "Probing", "Route", "route"]
-
 
 @dataclass(frozen=True, slots=True)
 class Route:

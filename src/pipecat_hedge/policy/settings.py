@@ -21,8 +21,6 @@ from pipecat_hedge.policy.hedge_policy import (
 )
 from pipecat_hedge.policy.slo import Slo
 
-__all__ = ["as_settings", "policy_of"]
-
 _KINDS: Mapping[str, type[Any]] = {
     "race": AtOnce,
     "after": AfterSilence,

@@ -8,8 +8,6 @@ from typing import Protocol, runtime_checkable
 
 from pipecat_hedge.race.errors import HedgeError
 
-__all__ = ["Received", "SharedStore", "Slice", "StoreUnavailable"]
-
 
 class StoreUnavailable(HedgeError):
     """The store cannot be used now; the message gives the reason, without credentials."""

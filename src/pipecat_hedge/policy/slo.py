@@ -9,8 +9,6 @@ from typing import Literal, TypeAlias
 
 from pipecat_hedge.race.errors import ConfigurationError
 
-__all__ = ["OBJECTIVES", "Objective", "Slo", "refuse_milliseconds"]
-
 Objective: TypeAlias = Literal["ttft", "ttfs", "voice_to_voice"]
 """What is timed: the answer's first token, its first sentence, or its first audio."""
 

@@ -17,8 +17,6 @@ from typing import Literal
 from pipecat_hedge.policy.slo import Objective, Slo
 from pipecat_hedge.race.reports import TurnReport
 
-__all__ = ["classify", "classify_llm", "classify_wait", "has_left", "is_degraded"]
-
 
 def classify(slo: Slo, report: TurnReport) -> dict[Objective, bool]:
     """Return by LLM objective whether a turn met it; objectives that do not count are left out.

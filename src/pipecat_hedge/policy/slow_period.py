@@ -30,8 +30,6 @@ from statistics import median
 from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.attempt import Attempt
 
-__all__ = ["SlowPeriod", "late_secs"]
-
 SLOW, RECOVERED = 5, 2
 SETTLED = 20
 """Observations before which no latency counts as typical."""

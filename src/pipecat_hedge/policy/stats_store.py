@@ -15,8 +15,6 @@ from loguru import logger
 
 from pipecat_hedge.race.errors import ConfigurationError
 
-__all__ = ["FileStore", "StatsStore"]
-
 
 class StatsStore(Protocol):
     """Stores one text, such as in a file or under a Redis key."""

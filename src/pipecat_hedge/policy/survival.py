@@ -17,8 +17,6 @@ import numpy.typing as npt
 
 from pipecat_hedge.race.errors import ConfigurationError
 
-__all__ = ["Floats", "SurvivalCurve"]
-
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 

@@ -9,8 +9,6 @@ from typing import Any, TypeAlias
 
 from pipecat_hedge.race.errors import ConfigurationError
 
-__all__ = ["ComplexityRouter", "RouteChoice", "RoutedTurn", "TurnRoute", "chosen"]
-
 
 @dataclass(frozen=True, slots=True)
 class RoutedTurn:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.race.events import AttemptOutcome, LaunchReason, Slot
 
-__all__ = ["EMPTY_ANSWER", "MISSED_DEADLINE", "STALLED", "TIMED_OUT", "UNSURE_LAG_SECS", "Attempt"]
-
 EMPTY_ANSWER = AttemptError("empty", "the answer ended without any text or tool call")
 STALLED = AttemptError("stalled", "the stream stalled after the answer had begun")
 TIMED_OUT = AttemptError("timeout", "no usable token within the timeout")

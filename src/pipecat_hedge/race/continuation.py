@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import unicodedata
 
-__all__ = ["Continuation", "is_wide"]
-
 _FULL_WIDTH_ENDERS = "。！？｡"
 """Sentence enders that need no space after them."""
 _ENDERS = ".!?…।॥؟۔።။" + _FULL_WIDTH_ENDERS

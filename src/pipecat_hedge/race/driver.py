@@ -41,8 +41,6 @@ from pipecat_hedge.race.events import (
 from pipecat_hedge.race.race import Phase, Race
 from pipecat_hedge.race.task_scope import TaskScope
 
-__all__ = ["ALL_ELIGIBLE", "AttemptSink", "RaceDriver", "RaceHost"]
-
 _MAY_LAUNCH = (TurnStarted, TurnConfirmed, TimerFired, AttemptFailed, AttemptFinished)
 """Events after which the race may launch an attempt. The hedge eligibility is updated before
 them."""

@@ -5,15 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-__all__ = [
-    "INCOMPLETE_CALL",
-    "AllProvidersFailed",
-    "AttemptError",
-    "ConfigurationError",
-    "HedgeError",
-    "missing_extra",
-]
-
 INCOMPLETE_CALL = "incomplete_call"
 """The category of an answer that was cut off within a tool call."""
 

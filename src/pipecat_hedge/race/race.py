@@ -52,8 +52,6 @@ from pipecat_hedge.race.events import (
 )
 from pipecat_hedge.race.slots import SlotQueue
 
-__all__ = ["IllegalEvent", "Phase", "Race"]
-
 RETRY_SECS = 0.5
 """The pause before the first retry, doubled with each one; as in the OpenAI and Anthropic SDKs."""
 RETRY_MAX_SECS = 8.0

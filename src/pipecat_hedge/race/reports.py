@@ -13,18 +13,6 @@ from pipecat_hedge.race.events import (
     TurnOutcome,
 )
 
-__all__ = [
-    "TIERS",
-    "AttemptReport",
-    "BreakerReport",
-    "DrainedAnswer",
-    "ProviderState",
-    "ServerLoad",
-    "StageReport",
-    "Tier",
-    "TurnReport",
-]
-
 BreakerState: TypeAlias = Literal["closed", "open", "half_open"]
 
 

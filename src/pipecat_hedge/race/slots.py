@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from pipecat_hedge.race.events import HedgeEligibilityChanged, LaunchReason, Slot
 
-__all__ = ["SlotQueue"]
-
 
 class SlotQueue:
     """The slots of a race that are not used yet.

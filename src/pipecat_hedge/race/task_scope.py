@@ -12,8 +12,6 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any
 
-__all__ = ["CLOSE_SECS", "TaskScope"]
-
 CLOSE_SECS = 0.25
 """How long leaving a scope waits for cancelled tasks. It delays an interruption by as much."""
 

@@ -7,8 +7,6 @@ An answer that is only an "incomplete turn" marker is complete, but does not win
 
 from __future__ import annotations
 
-__all__ = ["TURN_COMPLETION_MARKERS", "InlineThought", "is_usable_text", "is_wait_marker"]
-
 TURN_COMPLETION_MARKERS = "●◐○"
 """Turn complete, incomplete (wait briefly), incomplete (wait longer); from Pipecat 1.14."""
 _WAIT_MARKERS = "◐○"

@@ -22,8 +22,6 @@ from pipecat_hedge.race.events import (
 )
 from pipecat_hedge.race.race import Phase, Race
 
-__all__ = ["Latency", "run_virtual"]
-
 _FAILED = AttemptError("server", "failed, as recorded")
 
 

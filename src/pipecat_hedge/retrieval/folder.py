@@ -13,8 +13,6 @@ from loguru import logger
 from pipecat_hedge.race.errors import ConfigurationError, missing_extra
 from pipecat_hedge.retrieval.retriever import Document
 
-__all__ = ["FolderRetriever"]
-
 SUFFIXES = (".md", ".txt")
 NAMED = 5
 """The most skipped files that the warning names."""

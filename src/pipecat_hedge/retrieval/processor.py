@@ -36,8 +36,6 @@ from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.retrieval.retriever import Document, Retriever, RetrieverRace
 from pipecat_hedge.service.portable import AddedMessage
 
-__all__ = ["RetrievalProcessor", "RetrievalReport"]
-
 FEWEST_WORDS = 3
 """Words of an interim transcript before which no question can be recognised."""
 CHARS_PER_TOKEN = 4

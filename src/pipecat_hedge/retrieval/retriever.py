@@ -14,8 +14,6 @@ from pipecat_hedge.race.events import Launch, Slot
 from pipecat_hedge.race.race import Race
 from pipecat_hedge.race.task_scope import TaskScope
 
-__all__ = ["Document", "Retriever", "RetrieverRace"]
-
 
 @dataclass(frozen=True, slots=True)
 class Document:

@@ -21,8 +21,6 @@ from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.reports import Tier
 from pipecat_hedge.service.candidates import Candidates, ProviderMember
 
-__all__ = ["Admission", "AdmissionMode", "admission_terms", "divided"]
-
 AdmissionMode: TypeAlias = Literal["open", "shed"]
 
 

@@ -12,8 +12,6 @@ from pipecat.metrics.metrics import LLMTokenUsage
 from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.service.stages import Stages
 
-__all__ = ["AttemptStats"]
-
 
 @dataclass(slots=True)
 class AttemptStats:

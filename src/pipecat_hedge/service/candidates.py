@@ -17,17 +17,6 @@ from pipecat_hedge.policy.priced_delay import LatencyEstimate
 from pipecat_hedge.race.events import Slot
 from pipecat_hedge.race.reports import ServerLoad
 
-__all__ = [
-    "Candidates",
-    "Instance",
-    "NamedProvider",
-    "ProviderMember",
-    "choose_candidates",
-    "hedge_refusals",
-    "slots",
-    "take_best_instance",
-]
-
 
 class NamedProvider(Protocol):
     """A provider's name, price and patience; see ``Provider``."""

@@ -29,20 +29,8 @@ from pipecat_hedge.service.tracer import Tracer
 if TYPE_CHECKING:
     from pipecat_hedge.fleet.sync import FleetSync
     from pipecat_hedge.service.provider_stats import ProviderStats
-    from pipecat_hedge.telemetry.slo_tracker import SloStatus, SloTracker
-
-__all__ = [
-    "ENVIRONMENT",
-    "FleetSync",
-    "SloStatus",
-    "SloTracker",
-    "default_store",
-    "join_fleet",
-    "race_tracer",
-    "slo_tracker",
-    "track_slo",
-    "write_logs",
-]
+    from pipecat_hedge.telemetry.slo_tracker import SloStatus as SloStatus  # of slo_status()
+    from pipecat_hedge.telemetry.slo_tracker import SloTracker
 
 ENVIRONMENT = "PIPECAT_HEDGE_STATS"
 """A path for the statistics, the URL of a Redis to share them, or ``off``."""

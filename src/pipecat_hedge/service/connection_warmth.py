@@ -37,8 +37,6 @@ from pipecat_hedge.service.provider_client import (
 )
 from pipecat_hedge.service.stages import Stages
 
-__all__ = ["IdleLimits", "WarmConnection"]
-
 REFRESH_SECS = 45.0
 """The idle time before a refresh if the timeout is unknown: common load balancers close at 60 s."""
 MIN_REFRESH_SECS = 3.0

@@ -17,8 +17,6 @@ from typing import Any, TypeVar
 
 from loguru import logger
 
-__all__ = ["EventHub"]
-
 E = TypeVar("E")
 
 

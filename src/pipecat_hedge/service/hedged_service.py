@@ -77,8 +77,6 @@ from pipecat_hedge.service.turn import Turn
 from pipecat_hedge.service.turn_order import TurnOrder
 from pipecat_hedge.service.turn_planner import TurnPlanner, breaker_report, state_of
 
-__all__ = ["HedgedLLMService"]
-
 _HOST_SETTINGS = ("filter_incomplete_user_turns", "user_turn_completion_config")
 """Settings that this service applies itself: the answer passes through it and not a member."""
 

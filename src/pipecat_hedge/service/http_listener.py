@@ -17,8 +17,6 @@ from typing import Any
 from pipecat_hedge.policy.backends import SIMULATED_HEADER
 from pipecat_hedge.service.stages import Stages
 
-__all__ = ["install_hooks", "record_mark", "recording", "trace_request", "trace_response"]
-
 # A context variable, because a client is shared and a request does not name its attempt.
 _watched: ContextVar[Stages | None] = ContextVar("watched", default=None)
 

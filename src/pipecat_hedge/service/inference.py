@@ -16,8 +16,6 @@ from pipecat_hedge.service.provider_race import ProviderAttempt, ProviderRace, T
 from pipecat_hedge.service.service_adapter import ServiceAdapter
 from pipecat_hedge.service.turn_planner import TurnPlanner
 
-__all__ = ["Inference"]
-
 WHOLE_ANSWER_SECS = 30.0
 """The silence after which another provider gets a request. The answer comes all at once, so a
 provider's ``stall_secs`` does not apply."""

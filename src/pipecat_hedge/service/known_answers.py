@@ -19,8 +19,6 @@ from pipecat.utils.types import NotGiven
 from pipecat_hedge.race.reports import TurnReport
 from pipecat_hedge.service.provider_client import base_url
 
-__all__ = ["HeldAnswer", "KnownAnswers", "Question", "prepare"]
-
 
 @dataclass(frozen=True, slots=True)
 class Question:

@@ -9,8 +9,6 @@ from loguru import logger
 
 from pipecat_hedge.race.errors import ConfigurationError
 
-__all__ = ["LineLog"]
-
 _failing: set[Path] = set()
 """The files whose last line could not be written: a full disk is one warning, not one per turn."""
 

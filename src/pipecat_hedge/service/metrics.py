@@ -6,8 +6,6 @@ from pipecat.metrics.metrics import MetricsData
 
 from pipecat_hedge.race.reports import TurnReport
 
-__all__ = ["HedgeMetricsData"]
-
 
 class HedgeMetricsData(MetricsData):
     """A turn's report; sent in a ``MetricsFrame`` when metrics are enabled.

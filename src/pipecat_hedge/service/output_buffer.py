@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from pipecat_hedge.race.continuation import Continuation, is_wide
 from pipecat_hedge.service.sentences import SentenceFinder, is_whole_sentence
 
-__all__ = ["Break", "OutputBuffer"]
-
-
 _ELLIPSIS = "..."
 """Marks a spoken fragment as broken off, so that the next sentence is spoken apart."""
 

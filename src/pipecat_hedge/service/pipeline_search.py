@@ -17,8 +17,6 @@ from pipecat.services.tts_service import TextAggregationMode, TTSService
 
 from pipecat_hedge.race.events import CommitOn
 
-__all__ = ["Output", "context_of", "downstream_of", "find_output", "upstream_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Output:

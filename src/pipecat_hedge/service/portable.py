@@ -26,8 +26,6 @@ from pipecat.processors.aggregators.llm_context import (
 
 from pipecat_hedge.service.token_budget import role_of, trimmed
 
-__all__ = ["AddedMessage", "Dialect", "Messages", "note_author", "portable", "portable_id"]
-
 Messages: TypeAlias = Sequence[LLMContextMessage]
 
 MOST_CHARS, SHORT_CHARS = 40, 9

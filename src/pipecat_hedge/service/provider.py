@@ -12,8 +12,6 @@ from pipecat_hedge.limits.circuit_breaker import CircuitBreakerSettings
 from pipecat_hedge.policy.arguments import require
 from pipecat_hedge.race.errors import ConfigurationError
 
-__all__ = ["Provider", "as_providers"]
-
 
 class Provider:
     """A named provider.

@@ -27,25 +27,6 @@ from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.service.http_listener import install_hooks, record_mark
 from pipecat_hedge.service.portable import Dialect
 
-__all__ = [
-    "AcquirePermit",
-    "SupportsPromptWarmUp",
-    "attempt_error",
-    "base_url",
-    "capture_responses",
-    "close_idle_connections",
-    "dialect_of",
-    "exception_error",
-    "http_client",
-    "keep_connections_open",
-    "keepalive_expiry",
-    "open_connection",
-    "read_stream_in_one_task",
-    "switch_off_hidden_retries",
-    "trace_client",
-]
-
-
 MAX_RETRY_AFTER_SECS = 300.0
 """A longer ``Retry-After`` is cut to this: a request is the only way to find that a provider is
 well."""

@@ -25,8 +25,6 @@ from pipecat_hedge.service.provider import Provider
 from pipecat_hedge.service.rejections import Rejections
 from pipecat_hedge.service.service_adapter import ServiceAdapter
 
-__all__ = ["ProviderPool"]
-
 
 class ProviderPool:
     """Every instance of every provider.

@@ -45,8 +45,6 @@ from pipecat_hedge.service.candidates import (
 from pipecat_hedge.service.provider_client import exception_error
 from pipecat_hedge.service.turn_planner import TurnPlanner
 
-__all__ = ["ProviderAttempt", "ProviderRace", "TurnHost"]
-
 T = TypeVar("T")
 B = TypeVar("B", contravariant=True)
 OBSERVED_SECS = 15.0

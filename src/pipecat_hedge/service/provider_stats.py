@@ -28,8 +28,6 @@ from pipecat_hedge.race.attempt import Attempt
 from pipecat_hedge.service import composition
 from pipecat_hedge.service.events import EventHub
 
-__all__ = ["ProviderStats", "follow", "shared_stats", "unfollow"]
-
 VERSION = 2
 """The version of the saved format; a file of another version is set aside."""
 SAVE_EVERY_SECS = 60.0

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pipecat_hedge.policy.provider_latency import TRIAL_EVERY_SECS
 from pipecat_hedge.race.errors import AttemptError
 
-__all__ = ["Rejections"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Rejection:

@@ -15,8 +15,6 @@ from pipecat.frames.frames import ControlFrame, Frame
 from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.utils.text.base_text_aggregator import BaseTextAggregator
 
-__all__ = ["RetractText", "RetractTextFrame"]
-
 _AGGREGATORS = ("_text_aggregator", "_skipped_text_aggregator")
 """The attributes in which Pipecat's processors keep their sentence aggregators."""
 

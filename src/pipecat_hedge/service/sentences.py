@@ -10,8 +10,6 @@ from pipecat.utils.text.simple_text_aggregator import SimpleTextAggregator
 
 from pipecat_hedge.race.usable import TURN_COMPLETION_MARKERS
 
-__all__ = ["SentenceFinder", "is_whole_sentence"]
-
 MAX_CHARS = 1_000
 """A longer text counts as a sentence: searching for its end takes time quadratic in its length."""
 _PUNCTUATION = re.compile(f"[{re.escape(''.join(sorted(SENTENCE_ENDING_PUNCTUATION)))}]")

@@ -71,8 +71,6 @@ from pipecat_hedge.service.sentences import MAX_CHARS, SentenceFinder, is_whole_
 from pipecat_hedge.service.stages import Stages
 from pipecat_hedge.service.token_budget import TokenBudget, answer_limit
 
-__all__ = ["Piece", "ServiceAdapter", "ToolCalls"]
-
 
 @dataclass(frozen=True, slots=True)
 class ToolCalls:

@@ -14,8 +14,6 @@ from pipecat_hedge.policy.backends import SIMULATED_HEADER
 from pipecat_hedge.race.reports import StageReport
 from pipecat_hedge.service.wires import BodyReader
 
-__all__ = ["Stages", "keep_alive_secs"]
-
 
 @dataclass(slots=True)
 class Stages:

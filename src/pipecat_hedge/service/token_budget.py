@@ -21,8 +21,6 @@ from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.reports import TIERS, Tier
 from pipecat_hedge.service.tokens import message_tokens
 
-__all__ = ["TokenBudget", "answer_limit", "budget_of", "role_of", "trimmed"]
-
 STEP = 0.25
 """The share of the budget that is cut at once. A larger step forgets more than is needed."""
 _INSTRUCTIONS = ("system", "developer")

@@ -10,8 +10,6 @@ from pipecat.processors.aggregators.llm_context import LLMContext, LLMSpecificMe
 
 from pipecat_hedge.service.attempt_stats import AttemptStats
 
-__all__ = ["NONE", "Tokens", "count_tokens", "estimate_tokens", "message_tokens", "usd"]
-
 CHARS_PER_TOKEN = 4
 """The usual rule of thumb for English; used only if a provider sent no count."""
 TOKENS_PER_ATTACHMENT = 1000

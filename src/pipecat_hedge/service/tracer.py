@@ -12,8 +12,6 @@ from pipecat_hedge.race.attempt import Attempt
 from pipecat_hedge.race.events import Commit, Continue, Launch, StreamBroken
 from pipecat_hedge.race.reports import TurnReport
 
-__all__ = ["RaceTrace", "Tracer"]
-
 
 class RaceTrace:
     """Traces one race."""

@@ -35,8 +35,6 @@ from pipecat_hedge.service.tracer import RaceTrace
 from pipecat_hedge.service.turn_planner import TurnPlanner
 from pipecat_hedge.service.turn_report import report_drained, report_turn
 
-__all__ = ["CONTINUE", "ResponseSink", "Turn"]
-
 CONTINUE = (
     "Your answer was cut off by a broken connection. The caller has heard it up to the end of your "
     "last message. Go on exactly where it stops: say only what is missing, and do not repeat, "

@@ -13,8 +13,6 @@ from pipecat_hedge.service.candidates import ProviderMember
 from pipecat_hedge.service.service_adapter import ServiceAdapter
 from pipecat_hedge.service.turn_planner import GIVEN_ORDER
 
-__all__ = ["TurnOrder"]
-
 Member = ProviderMember[ServiceAdapter]
 
 

@@ -24,8 +24,6 @@ from pipecat_hedge.race.reports import BreakerReport, ProviderState
 from pipecat_hedge.service.candidates import A, Candidates, ProviderMember
 from pipecat_hedge.service.provider_stats import ProviderStats
 
-__all__ = ["TurnPlanner", "breaker_report", "state_of"]
-
 _RNG = random.Random()
 GIVEN_ORDER = RouteChoice((), "")
 

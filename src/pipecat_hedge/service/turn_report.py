@@ -14,8 +14,6 @@ from pipecat_hedge.service.provider_race import ProviderAttempt, ProviderRace
 from pipecat_hedge.service.tokens import NONE, count_tokens, usd
 from pipecat_hedge.service.turn_planner import TurnPlanner
 
-__all__ = ["report_drained", "report_turn"]
-
 
 def report_turn(
     number: int,

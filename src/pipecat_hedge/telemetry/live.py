@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from pipecat_hedge.voice.turn_latency import TurnLatencyObserver
     from pipecat_hedge.voice.turn_timeline import TurnLatency
 
-__all__ = ["KEPT_TURNS", "LIVE_PATH", "LIVE_VERSION", "LiveFeed", "LiveServer", "routes"]
-
 LIVE_PATH = "/hedge/live"
 """The feed's default path."""
 LIVE_VERSION = 1
@@ -45,7 +43,7 @@ class _Named(Protocol):
     def name(self) -> str: ...
 
 
-class Watched(Protocol):
+class _Watched(Protocol):
     """What races: a ``HedgedLLMService``, or a model of the proxy."""
 
     events: EventHub
@@ -96,13 +94,13 @@ class LiveFeed:
         self._sessions = 0
         self._turns: dict[tuple[int, int], dict[str, Any]] = {}
         self._turns_since: float | None = None
-        self._watched: WeakKeyDictionary[Watched, int] = WeakKeyDictionary()
+        self._watched: WeakKeyDictionary[_Watched, int] = WeakKeyDictionary()
         self._stats: list[ProviderStats] = []
         self._states: dict[tuple[str, str | None], ProviderState] = {}
         self._outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._seen_at: dict[tuple[str, str | None], float] = {}
 
-    def watch(self, llm: Watched, latency: TurnLatencyObserver | None = None) -> None:
+    def watch(self, llm: _Watched, latency: TurnLatencyObserver | None = None) -> None:
         """Add a session; the feed holds no reference that keeps it alive.
 
         Args:

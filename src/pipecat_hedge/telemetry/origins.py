@@ -13,8 +13,6 @@ from urllib.parse import SplitResult, urlsplit
 
 from pipecat_hedge.race.errors import ConfigurationError
 
-__all__ = ["AllowedOrigins", "is_loopback"]
-
 
 def is_loopback(host: str) -> bool:
     """Whether a host name or address, without a port, is loopback.

@@ -31,8 +31,6 @@ except ModuleNotFoundError:
 from pipecat_hedge.telemetry.prometheus_state import Labels, state_metrics
 from pipecat_hedge.telemetry.slo_tracker import SloCounted
 
-__all__ = ["BUCKETS", "PrometheusRecorder"]
-
 BUCKETS = (
     *(0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 2.5),
     *(3.0, 4.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0),

@@ -13,8 +13,6 @@ from prometheus_client.core import GaugeMetricFamily
 from pipecat_hedge.race.reports import BreakerState
 from pipecat_hedge.service.provider_stats import ProviderStats
 
-__all__ = ["Labels", "state_metrics"]
-
 Labels: TypeAlias = tuple[str, str]
 """The label values of a provider and its model."""
 PROVIDER = ("provider", "model")

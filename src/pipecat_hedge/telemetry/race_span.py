@@ -30,8 +30,6 @@ from pipecat_hedge.telemetry.span_attributes import (
     usage_attributes,
 )
 
-__all__ = ["RaceSpan", "RaceTracer"]
-
 
 class RaceTracer(Tracer):
     """Creates the spans of a service's races.

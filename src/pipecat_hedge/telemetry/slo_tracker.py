@@ -22,17 +22,6 @@ from pipecat_hedge.race.reports import TIERS, Tier, TurnReport
 from pipecat_hedge.service.events import EventHub
 from pipecat_hedge.voice.turn_timeline import TurnLatency
 
-__all__ = [
-    "MAX_SLOS",
-    "SLOTS",
-    "WINDOWS_SECS",
-    "SloCounted",
-    "SloStatus",
-    "SloTracker",
-    "WindowCount",
-    "track",
-]
-
 WINDOWS_SECS = (300.0, 259_200.0)
 """5 minutes show whether an incident is still going on; 3 days are the error budget's window."""
 SLOTS = 60

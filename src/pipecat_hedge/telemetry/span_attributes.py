@@ -12,14 +12,6 @@ from typing import TypeAlias
 
 from pipecat_hedge.race.reports import AttemptReport, FillerReport, TurnReport
 
-__all__ = [
-    "Attributes",
-    "attempt_attributes",
-    "filler_attributes",
-    "race_attributes",
-    "usage_attributes",
-]
-
 Attribute: TypeAlias = str | int | float | bool
 Attributes: TypeAlias = dict[str, Attribute]
 

@@ -24,8 +24,6 @@ try:
 except ModuleNotFoundError:
     raise missing_extra("exporting traces", "OpenTelemetry's SDK and exporter", "tracing") from None
 
-__all__ = ["WithoutText", "export_traces", "leave_out"]
-
 _WITHOUT_TEXT = frozenset(
     {
         "conversation.id",

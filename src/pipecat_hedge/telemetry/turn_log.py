@@ -20,8 +20,6 @@ from pipecat_hedge.race.reports import DrainedAnswer, TurnReport
 from pipecat_hedge.service.events import EventHub
 from pipecat_hedge.service.line_log import LineLog
 
-__all__ = ["TurnLines", "write_drained_log", "write_turn_log"]
-
 
 class TurnLines:
     """Formats the lines of one service."""

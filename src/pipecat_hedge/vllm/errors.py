@@ -14,16 +14,6 @@ from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge.race.errors import HedgeError
 
-__all__ = [
-    "VLLMError",
-    "cause_of",
-    "closed_while_idle",
-    "explain",
-    "not_served",
-    "unreachable",
-    "wrong_key",
-]
-
 _CLOSED = ("RemoteProtocolError", "ReadError", "WriteError")  # in httpx and httpx2
 _RESTART = "see its log, and restart it if it does not recover"
 

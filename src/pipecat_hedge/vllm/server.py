@@ -34,8 +34,6 @@ from pipecat_hedge.race.reports import ServerLoad
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.vllm.errors import VLLMError, cause_of, unreachable, wrong_key
 
-__all__ = ["Counts", "VLLMServer", "check_base_url", "read_counts"]
-
 POLL_SECS = 2.0
 """Between two readings of ``/metrics``; other intervals are multiples of it. Queues that matter
 last for seconds."""

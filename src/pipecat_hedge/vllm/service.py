@@ -30,8 +30,6 @@ from pipecat_hedge.vllm.errors import VLLMError, closed_while_idle, explain, not
 from pipecat_hedge.vllm.server import VLLMServer, check_base_url
 from pipecat_hedge.vllm.stream import ChatStream
 
-__all__ = ["VLLMService", "VLLMSettings"]
-
 _SETTINGS = {"model": "model=...", "params": "temperature=..., max_tokens=..."}
 _PROMPT_FIELDS = (
     *("chat_template", "chat_template_kwargs", "documents", "mm_processor_kwargs", "cache_salt"),

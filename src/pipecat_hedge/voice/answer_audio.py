@@ -25,8 +25,6 @@ from pipecat.frames.frames import (
 from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.services.tts_service import TTSService
 
-__all__ = ["AnswerAudio"]
-
 
 class AnswerAudio:
     """Tracks what is spoken by TTS context id."""

@@ -11,8 +11,6 @@ import soxr
 
 from pipecat_hedge.race.errors import ConfigurationError
 
-__all__ = ["read_audio"]
-
 
 def read_audio(path: Path, sample_rate: int) -> npt.NDArray[np.int16]:
     """Read the loudest channel of an audio file.

@@ -15,8 +15,6 @@ from pipecat.frames.frames import (
     LLMFullResponseStartFrame,
 )
 
-__all__ = ["AwaitedTools"]
-
 
 class AwaitedTools:
     """The tool calls of one turn."""

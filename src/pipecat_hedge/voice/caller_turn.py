@@ -24,8 +24,6 @@ from pipecat.frames.frames import (
     VADUserStoppedSpeakingFrame,
 )
 
-__all__ = ["CallerTurn"]
-
 REQUEST_SECS, RESPONSE_SECS = 1.0, 3.0
 """Longest time from the end of a turn to the LLM call, or to the response where no context is
 pushed (speech-to-speech)."""

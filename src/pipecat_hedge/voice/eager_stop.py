@@ -33,8 +33,6 @@ from pipecat.turns.user_stop import (
 )
 from pipecat.turns.user_turn_strategies import default_user_turn_stop_strategies
 
-__all__ = ["EagerStopStrategy"]
-
 MOST_TRIES = 3
 """Speculations in one turn. A caller who pauses often would otherwise cost a request per pause."""
 _CONTEXT_CHANGES = (LLMMessagesAppendFrame, LLMMessagesTransformFrame, LLMMessagesUpdateFrame)

@@ -43,8 +43,6 @@ from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.voice.filler_playback import EARCON_RATE, FillerVoice, read_earcon
 from pipecat_hedge.voice.filler_policy import FillerDecision, FillerPhrases, FillerRule
 
-__all__ = ["FillerProcessor"]
-
 
 class FillerProcessor(FrameProcessor):
     """Speaks a short phrase, or plays a sound, when an answer is late and will stay so.

@@ -21,8 +21,6 @@ from pipecat.services.tts_service import TTSService
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.voice.audio_file import read_audio
 
-__all__ = ["EARCON_RATE", "FillerFrame", "FillerVoice", "read_earcon"]
-
 Samples: TypeAlias = npt.NDArray[np.int16]
 
 EARCON_RATE = 24_000

@@ -25,8 +25,6 @@ from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.events import FillerCause
 
-__all__ = ["FillerDecision", "FillerPhrases", "FillerRule"]
-
 MAX_ANSWERED_SHARE = 0.5
 """The share of answers that may start while the filler plays."""
 RARE_SHARE, HANG_FACTOR = 0.002, 2.0

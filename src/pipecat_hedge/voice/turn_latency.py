@@ -50,8 +50,6 @@ from pipecat_hedge.voice.answer_audio import AnswerAudio
 from pipecat_hedge.voice.caller_turn import CallerTurn
 from pipecat_hedge.voice.turn_timeline import Timeline
 
-__all__ = ["TurnLatencyObserver"]
-
 
 class TurnLatencyObserver(BaseObserver):
     """Emits a ``TurnLatency`` for each turn.

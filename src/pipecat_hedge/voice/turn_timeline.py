@@ -11,8 +11,6 @@ from pipecat.observers.user_bot_latency_observer import LatencyBreakdown, Measur
 from pipecat_hedge.race.reports import TurnReport
 from pipecat_hedge.voice.awaited_tools import AwaitedTools
 
-__all__ = ["Timeline", "TurnLatency"]
-
 Anchor: TypeAlias = Literal["user_silence", "turn_end", "context"]
 Moment: TypeAlias = (
     Literal["turn_end", "context", "first_token", "first_sentence"]

@@ -11,8 +11,6 @@ from typing import Any
 
 from text_to_num import alpha2digit
 
-__all__ = ["CHECKS", "Said", "disagreements"]
-
 LENGTHS = 4.0
 """An answer that is this many times as long says something else."""
 SHORT_CHARS = 40

@@ -24,8 +24,6 @@ from pipecat_hedge.tools.formatting import (
 if TYPE_CHECKING:
     from pipecat_hedge.tools.analysis.judge import Judgement
 
-__all__ = ["Comparison", "compared", "configure", "run"]
-
 WORST = 10
 
 

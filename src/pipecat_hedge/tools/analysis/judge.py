@@ -17,8 +17,6 @@ from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.analysis.agreement import Said
 from pipecat_hedge.tools.analysis.pairs import Pair, wilson
 
-__all__ = ["Judgement", "judge", "judge_model"]
-
 AT_ONCE = 8
 QUESTION = YesNoQuestion(
     instructions="Do both answers of a voice agent tell the caller the same?",

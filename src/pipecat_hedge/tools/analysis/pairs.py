@@ -13,8 +13,6 @@ from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.analysis.agreement import Said, disagreements
 from pipecat_hedge.tools.analysis.turn_log import named, printable
 
-__all__ = ["Pair", "read_pairs", "wilson"]
-
 Z_95 = 1.96
 
 

@@ -11,8 +11,6 @@ from pipecat_hedge.tools.analysis.latency_files import Recorded
 from pipecat_hedge.tools.analysis.replay_policies import draws_of
 from pipecat_hedge.tools.analysis.statistics import PERCENTILES, Floats
 
-__all__ = ["Route", "compare_routes"]
-
 THRESHOLDS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, np.inf)
 
 

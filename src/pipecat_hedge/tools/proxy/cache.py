@@ -16,8 +16,6 @@ from pipecat_hedge.tools.proxy.settings import CacheSettings
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-__all__ = ["AnswerCache", "Kept", "cache_counter", "request_key"]
-
 Found: TypeAlias = Literal["hits", "misses"]
 VARYING = ("anthropic-", "openai-")
 """The headers that can change an answer, such as the API's version, begin so."""

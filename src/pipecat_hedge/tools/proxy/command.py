@@ -19,8 +19,6 @@ from pipecat_hedge.tools.proxy.keys import new_key
 from pipecat_hedge.tools.proxy.server import ProxyServer
 from pipecat_hedge.tools.proxy.settings import ProxySettings, read_settings
 
-__all__ = ["configure", "run", "tune_gc"]
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""

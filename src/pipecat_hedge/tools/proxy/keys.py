@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from pipecat_hedge.race import TurnReport
 from pipecat_hedge.tools.proxy.settings import KeySettings
 
-__all__ = ["Client", "Keys", "new_key"]
-
 PREFIX = "pxh-"
 """Shows in a client's settings, or in a leak, whose key it is."""
 HOUR_SECS = 3600.0

@@ -31,8 +31,6 @@ from pipecat_hedge.tools.proxy.settings import ModelSettings
 from pipecat_hedge.tools.proxy.upstream import Upstream, UpstreamRefused, connect
 from pipecat_hedge.tools.proxy.wires import WIRES
 
-__all__ = ["ProxiedModel"]
-
 
 class _CountPlanner(TurnPlanner[Upstream]):
     """Plans a request that counts tokens: how long that takes says nothing of answers."""

@@ -39,8 +39,6 @@ from pipecat_hedge.tools.proxy.response import Response
 from pipecat_hedge.tools.proxy.upstream import Reply, Upstream, UpstreamRefused
 from pipecat_hedge.tools.proxy.wires import MAX_READ_BYTES, AnswerReader, EventSplitter, Wire
 
-__all__ = ["ProxiedTurn", "estimate_tokens"]
-
 CHARS_PER_TOKEN = 4
 WHOLE_ANSWER_SECS = 60.0
 """The silence after which another upstream gets a request that is not streamed."""

@@ -12,8 +12,6 @@ from typing import Any
 
 from multidict import CIMultiDict
 
-__all__ = ["ProxiedRequest", "find_fields", "read_request"]
-
 _OWN_HEADERS = {
     *("host", "content-length", "transfer-encoding", "connection", "keep-alive", "te", "trailer"),
     *("upgrade", "proxy-authorization", "proxy-connection", "expect", "accept-encoding", "cookie"),

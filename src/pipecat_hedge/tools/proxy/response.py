@@ -11,15 +11,6 @@ from aiohttp import web
 from pipecat_hedge.service import parsed
 from pipecat_hedge.tools.proxy.wires import EVENT_ENDS, Wire
 
-__all__ = [
-    "JSON_HEADERS",
-    "MAX_SILENCE_SECS",
-    "SLICE_BYTES",
-    "WRITE_SECS",
-    "Reader",
-    "Response",
-]
-
 JSON_HEADERS: Mapping[str, str] = {"content-type": "application/json"}
 STREAM_HEADERS: Mapping[str, str] = {
     "content-type": "text/event-stream; charset=utf-8",

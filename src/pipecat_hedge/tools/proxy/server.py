@@ -24,8 +24,6 @@ from pipecat_hedge.tools.proxy.wires import ANTHROPIC, OPENAI, Wire
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-__all__ = ["ProxyServer"]
-
 BODY_SECS = 30.0
 """How long a client may take to send its request."""
 IDLE_SECS = 75.0

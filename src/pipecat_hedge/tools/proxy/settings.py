@@ -23,16 +23,6 @@ from pydantic import (
 from pipecat_hedge.policy import HedgePolicy
 from pipecat_hedge.race import ConfigurationError, Tier
 
-__all__ = [
-    "CacheSettings",
-    "KeySettings",
-    "ModelSettings",
-    "ProxySettings",
-    "UpstreamSettings",
-    "WireName",
-    "read_settings",
-]
-
 WireName: TypeAlias = Literal["anthropic", "openai"]
 _CALL = re.compile(r"^(adaptive|race|after|fallback)\s*(\(.*\))?$", re.DOTALL)
 

@@ -26,8 +26,6 @@ from pipecat_hedge.tools.proxy.request import ProxiedRequest
 from pipecat_hedge.tools.proxy.settings import UpstreamSettings
 from pipecat_hedge.tools.proxy.wires import Wire
 
-__all__ = ["Reply", "Upstream", "UpstreamRefused", "connect"]
-
 MAX_ERROR_BYTES = 2**20
 LINGER_SECS = 1.0
 """How long a connection may take to end its response after the last event."""
