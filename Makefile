@@ -64,7 +64,7 @@ docs: $(DOCS_STAMP) ## build the documentation's site into out/docs; a dead link
 	@echo "out/docs/index.html"
 
 explore: $(STAMP) ## look for schedules and texts that break the policies, with new examples each time
-	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest --timeout 1800 tests/race tests/policy tests/limits $(ARGS)
+	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest --timeout 1800 tests/race tests/policy tests/providers $(ARGS)
 
 format: $(STAMP) ## fix what ruff can fix
 	$(BIN)/ruff check --fix .

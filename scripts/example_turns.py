@@ -24,7 +24,7 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, TurnReport
-from pipecat_hedge.policy import PROFILES, LatencyProfile
+from pipecat_hedge.providers import PROFILES, LatencyProfile
 from pipecat_hedge.race import Tier
 from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.telemetry import TurnLines

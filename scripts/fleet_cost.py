@@ -19,7 +19,7 @@ from typing import Any, cast
 import redis
 
 from pipecat_hedge.fleet import FleetSync, RedisStore
-from pipecat_hedge.policy import PROFILES, Backend
+from pipecat_hedge.providers import PROFILES, Backend
 from pipecat_hedge.service import ProviderStats
 
 PROVIDERS = ("claude-haiku-4-5", "gpt-4.1", "gemma-4-31b-baseten")
@@ -68,7 +68,7 @@ async def measure(
         for stats in fleet:
             for turn in range(round(sessions * 0.15)):
                 name = rng.choice(PROVIDERS)
-                latency = stats._of(Backend(name.split("-")[0], name))
+                latency = stats.latency(Backend(name.split("-")[0], name))
                 secs = PROFILES[name].quantile(rng.random())
                 tokens = rng.choice([900, 9000])
                 latency.record(secs, censored=turn % 12 == 0, prompt_tokens=tokens)

@@ -12,7 +12,8 @@ import numpy as np
 from tests.support.guarded_turns import guarded_turns
 from tests.support.virtual import Floats
 
-from pipecat_hedge.policy import PROFILES, HedgePolicy
+from pipecat_hedge.policy import HedgePolicy
+from pipecat_hedge.providers import PROFILES
 
 TURNS, ORDERS, BUDGETS = 3_000, 3, (0.05, 0.1)
 RNG = np.random.default_rng(5)

@@ -32,7 +32,7 @@ from pipecat_hedge import (
     TurnReport,
 )
 from pipecat_hedge.answers import FaqEntry
-from pipecat_hedge.policy import PROFILES, LatencyProfile
+from pipecat_hedge.providers import PROFILES, LatencyProfile
 from pipecat_hedge.testing import AutojumpLoop, Say, ScriptedLLMService, Wait
 from pipecat_hedge.tools.bench import TimedPipeline
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from loguru import logger
 
-from pipecat_hedge.limits.loop_lag import LoopWatch
+from pipecat_hedge.providers.loop_lag import LoopWatch
 from pipecat_hedge.service import provider_stats
 from pipecat_hedge.testing import AutojumpLoop
 

@@ -15,28 +15,36 @@ REPOSITORY = Path(__file__).parents[1]
 
 MAY_IMPORT = {
     "race": set[str](),
-    "policy": {"race"},
-    "limits": {"race", "policy"},
-    "service": {"race", "policy", "limits"},
-    "voice": {"race", "policy", "limits", "service"},
-    "vllm": {"race", "policy", "limits", "service"},
-    "telemetry": {"race", "policy", "limits", "service", "voice"},
-    "fleet": {"race", "policy", "limits", "service"},
+    "providers": {"race"},
+    "policy": {"race", "providers"},
+    "service": {"race", "policy", "providers"},
+    "voice": {"race", "policy", "providers", "service"},
+    "vllm": {"race", "policy", "providers", "service"},
+    "telemetry": {"race", "policy", "providers", "service", "voice"},
+    "fleet": {"race", "policy", "providers", "service"},
     "retrieval": {"race", "policy", "service"},
-    "answers": {"race", "policy", "limits", "service"},
+    "answers": {"race", "policy", "providers", "service"},
 }
-PURE = ("race", "policy", "limits")
+PURE = ("race", "policy", "providers")
 """These know no Pipecat."""
 COMPOSITION = "service/composition.py"
 """Wires what observes a service; the only module that may import from above."""
 
 FACES = {
-    "tools.simulator": {"policy"},
+    "tools.simulator": {"policy", "providers"},
     "tools.replay": {"race", "voice"},
-    "tools.analysis": {"race", "policy", "limits"},
-    "tools.bench": {"race", "policy", "service", "telemetry", "fleet", "tools.simulator"},
+    "tools.analysis": {"race", "policy", "providers"},
+    "tools.bench": {
+        "race",
+        "policy",
+        "providers",
+        "service",
+        "telemetry",
+        "fleet",
+        "tools.simulator",
+    },
     "tools.top": {"race", "policy", "telemetry"},
-    "tools.proxy": {"race", "policy", "limits", "service", "telemetry", "answers"},
+    "tools.proxy": {"race", "policy", "providers", "service", "telemetry", "answers"},
 }
 """The packages whose faces a tool imports; it imports nothing from inside of them."""
 PACKAGES = (*MAY_IMPORT, *FACES, "tools.bench.drill")

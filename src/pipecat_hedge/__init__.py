@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipecat_hedge.answers import ExactAnswers, FaqAnswers
-    from pipecat_hedge.limits import CircuitBreakerSettings
     from pipecat_hedge.policy import ComplexityRouter, HedgePolicy, Slo
+    from pipecat_hedge.providers import CircuitBreakerSettings
     from pipecat_hedge.race import (
         AllProvidersFailed,
         AttemptReport,
@@ -48,8 +48,8 @@ __all__ = [
 # Resolved on first use: the simulator and other tools start without loading Pipecat.
 _PACKAGES = {
     "answers": ("ExactAnswers", "FaqAnswers"),
-    "limits": ("CircuitBreakerSettings",),
     "policy": ("ComplexityRouter", "HedgePolicy", "Slo"),
+    "providers": ("CircuitBreakerSettings",),
     "race": ("AllProvidersFailed", "AttemptReport", "HedgeError", "TurnReport"),
     "retrieval": ("RetrievalProcessor",),
     "service": ("HedgeMetricsData", "HedgedLLMService", "Provider", "ProviderStats", "TokenBudget"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scripts.jagged_platform import FLOOR, LINE, REPORTED_MS, measured
 
-from pipecat_hedge.policy import LatencyProfile
+from pipecat_hedge.providers import LatencyProfile
 from pipecat_hedge.testing import AutojumpLoop
 
 pytestmark = pytest.mark.slow

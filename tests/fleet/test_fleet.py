@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge.fleet.document import VERSION, Document, UnknownVersion
-from pipecat_hedge.limits.fleet_advice import NOTHING, Finding, advise
+from pipecat_hedge.providers.fleet_advice import NOTHING, Finding, advise
 
 DOWN = Finding("down", 40.0, "5 failures in a row")
 WELL = Finding("well")

@@ -9,6 +9,7 @@ import pytest
 
 from pipecat_hedge.service import AdmissionMode
 from tests.support.fleet import NAMES, Fleet, lost, p95
+from tests.support.standing import standing
 
 pytestmark = pytest.mark.slow
 
@@ -89,7 +90,7 @@ def test_next_turn_is_answered_when_all_providers_return(seed: int) -> None:
     fleet.run(15.0)
     change(fleet, 45.0, hangs=True)
     for health in fleet.processes:
-        assert "closed" not in {health.state(name, fleet.now) for name in NAMES}
+        assert "closed" not in {standing(health, name, fleet.now).breaker for name in NAMES}
     change(fleet, 110.0, hangs=False)
     assert_served(fleet, 45.0, 100.0)
     assert p95(fleet.turns(45.0, 100.0)) < 1.5
@@ -126,4 +127,4 @@ def test_every_permit_comes_back(mode: AdmissionMode) -> None:
     fleet.hangs_up_at = 40.0
     fleet.run(120.0)
     for health in fleet.processes:
-        assert [health.occupancy(name, fleet.now)[0] for name in NAMES] == [0, 0, 0]
+        assert [standing(health, name, fleet.now).in_flight for name in NAMES] == [0, 0, 0]

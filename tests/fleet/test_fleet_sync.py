@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,12 @@ from pipecat_hedge.fleet import sync as fleet_sync
 from pipecat_hedge.fleet.document import Document
 from pipecat_hedge.fleet.redis_store import RedisStore
 from pipecat_hedge.fleet.sync import SLICE_SECS, FleetSync, pack, unpack
-from pipecat_hedge.limits import AdmissionController
-from pipecat_hedge.limits.server_queue import LoadReading
-from pipecat_hedge.policy import Backend
-from pipecat_hedge.policy.latency_model import bucket_of
-from pipecat_hedge.policy.provider_latency import ALL, COUNTS
-from pipecat_hedge.policy.shared_store import Received, Slice, StoreUnavailable
-from pipecat_hedge.policy.stats_store import FileStore
+from pipecat_hedge.providers import Backend, ProviderRegistry
+from pipecat_hedge.providers.latency import ALL, COUNTS
+from pipecat_hedge.providers.latency_model import bucket_of
+from pipecat_hedge.providers.server_queue import LoadReading
+from pipecat_hedge.providers.shared_store import Received, Slice, StoreUnavailable
+from pipecat_hedge.providers.stats_store import FileStore
 from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.service import ProviderStats, composition
 from pipecat_hedge.service.composition import ENVIRONMENT, default_store
@@ -76,8 +74,8 @@ class Scripted:
         return [(each.number, int(unpack(each.counts[key])[ALL].sum())) for each in slices]
 
 
-def fleet_of(store: Scripted, health: AdmissionController | None = None) -> FleetSync:
-    return FleetSync(store, threading.Lock(), {}, {}, health or AdmissionController())
+def fleet_of(store: Scripted, health: ProviderRegistry | None = None) -> FleetSync:
+    return FleetSync(store, health or ProviderRegistry(), {})
 
 
 async def synced(store: Scripted) -> ProviderStats:
@@ -111,7 +109,7 @@ async def test_a_server_s_load_is_read_by_the_first_process(
     process: str, is_followed: bool
 ) -> None:
     await asyncio.sleep(10.0)
-    health, text = AdmissionController(), Document({}, {}, {"gpu": (3, 2, 0.5)}).text()
+    health, text = ProviderRegistry(), Document({}, {}, {"gpu": (3, 2, 0.5)}).text()
     store = Scripted(Received(documents={process: text}))
     health.loads.own["cpu"] = LoadReading(1, 0, 8.0)
     assert await fleet_of(store, health).sync()
@@ -137,7 +135,7 @@ async def test_exchange_yields_to_the_event_loop() -> None:
     slices = {n: [(f"{k % 20} | m", data) for k in range(250)] for n in (0, -1, -2)}
     stats = ProviderStats(Scripted(Received(slices=slices)))
     for number in range(20):
-        stats.record_first_token(Backend(str(number), "m"), 0.3, 100)
+        stats.record_wait(Backend(str(number), "m"), 0.3, 100)
     task, steps = asyncio.create_task(exchange(stats)), 0
     while not task.done():
         await asyncio.sleep(0)
@@ -153,7 +151,7 @@ async def written(store: Scripted, times: Sequence[float]) -> list[tuple[int, in
     """What a process writes that sees one answer before each exchange."""
     stats = ProviderStats(store)
     for store.time in times:
-        stats.record_first_token(Backend("a", "b"), 0.5, 100)
+        stats.record_wait(Backend("a", "b"), 0.5, 100)
         await exchange(stats)
     return store.counted("a | b")
 
@@ -199,7 +197,7 @@ async def test_latest_slices_are_used_first(later: tuple[float, ...], expected: 
         -5: [("a | b", seen(5.0, 100_000))],
     }
     stats = await synced(Scripted(Received(slices=slices)))
-    known = stats.known([Backend("a", "b")], None, by_sentence=False)["a"].first_token
+    known = stats.estimates([Backend("a", "b")], None, by_sentence=False)["a"].first_token
     assert known.quantile(0.5) == pytest.approx(expected, rel=0.05)
 
 
@@ -250,9 +248,9 @@ async def test_failing_store_is_tried_again_within_seconds() -> None:
     """At most four, and a fifth more or less by chance; whatever the store raises."""
     store = Scripted(*[ZeroDivisionError()] * 6)
     stats = ProviderStats(store)
-    stats.hold()
+    stats.begin_session()
     await asyncio.sleep(60)
-    await stats.release()
+    await stats.end_session()
     gaps = [later - earlier for earlier, later in itertools.pairwise(store.begun_at)]
     for gap, expected in zip(gaps, [1, 2, 4, 4, 4, 4, 1, 1, 1], strict=False):
         assert 0.8 * expected <= gap <= 1.2 * expected
@@ -278,16 +276,16 @@ async def test_sessions_share_one_exchange() -> None:
 async def test_new_session_waits_for_the_last_exchange_of_the_previous() -> None:
     store = Scripted(secs=0.3)
     stats = ProviderStats(store)
-    stats.hold()
+    stats.begin_session()
     await asyncio.sleep(0.5)
     assert store.noted == ["begins", "ends"]
-    leaving = asyncio.create_task(stats.release())
+    leaving = asyncio.create_task(stats.end_session())
     await asyncio.sleep(0.1)
-    stats.hold()
+    stats.begin_session()
     await leaving
     await asyncio.sleep(0.3)
     assert store.noted[2:] == ["closes", *["begins", "ends"] * 2]
-    await stats.release()
+    await stats.end_session()
     assert store.noted[-1] == "closes"
 
 
@@ -407,7 +405,7 @@ def test_one_loop_of_a_process_exchanges_for_all(monkeypatch: pytest.MonkeyPatch
     with asyncio.Runner() as one, asyncio.Runner() as other:
 
         async def hold(secs: float) -> None:
-            stats.hold()
+            stats.begin_session()
             await asyncio.sleep(secs)
 
         async def exchanges(number: int) -> None:
@@ -419,7 +417,7 @@ def test_one_loop_of_a_process_exchanges_for_all(monkeypatch: pytest.MonkeyPatch
         before = len(store.begun_at)
         other.run(hold(0.05))
         assert len(store.begun_at) == before
-        one.run(stats.release())
+        one.run(stats.end_session())
         other.run(exchanges(len(store.begun_at) + 2))
-        other.run(stats.release())
+        other.run(stats.end_session())
     assert store.noted[-1] == "closes"

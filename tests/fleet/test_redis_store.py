@@ -14,9 +14,9 @@ import pytest
 from pipecat_hedge.fleet import sync as fleet_sync
 from pipecat_hedge.fleet.document import VERSION
 from pipecat_hedge.fleet.redis_store import DOCUMENT_SECS, KEPT_SECS, RedisStore
-from pipecat_hedge.limits.circuit_breaker import PROBES
-from pipecat_hedge.policy import Backend
-from pipecat_hedge.policy.priors import prior_for
+from pipecat_hedge.providers import Backend
+from pipecat_hedge.providers.circuit_breaker import RECOVERED
+from pipecat_hedge.providers.priors import prior_for
 from pipecat_hedge.service import ProviderStats
 from tests.support.learned import prior_weight
 from tests.support.redis_server import LossyProxy, RedisServer, needs_redis
@@ -60,11 +60,11 @@ def observe(stats: ProviderStats, secs: float, times: int = 100, tokens: int | N
     """Answers of around so many seconds."""
     for number in range(times):
         spread = 0.9 + 0.2 * (number % 21) / 20
-        stats.record_first_token(CLAUDE, secs * spread, tokens)
+        stats.record_wait(CLAUDE, secs * spread, tokens)
 
 
 def median(stats: ProviderStats, tokens: int | None = 100, backend: Backend = CLAUDE) -> float:
-    known = stats.known([backend], tokens, by_sentence=False)
+    known = stats.estimates([backend], tokens, by_sentence=False)
     return known[backend.provider].first_token.quantile(0.5)
 
 
@@ -75,16 +75,16 @@ def now() -> float:
 def fail(stats: ProviderStats, *backends: Backend) -> None:
     for backend in backends:
         for _ in range(5):
-            stats.health.entry(backend.key).breaker.record("failed", now())
+            stats.record(backend.key).breaker.record("failed", now())
 
 
 def answer(stats: ProviderStats, *backends: Backend) -> None:
     for backend in backends:
-        stats.health.entry(backend.key).breaker.record("answered", now())
+        stats.record(backend.key).breaker.record("answered", now())
 
 
 def state(stats: ProviderStats, backend: Backend = CLAUDE) -> str:
-    return stats.health.entry(backend.key).breaker.state(now())
+    return stats.record(backend.key).breaker.state(now())
 
 
 # ---- what is shared
@@ -109,11 +109,11 @@ async def test_kinds_of_measurements_and_censored_waits_are_kept_apart(make: Mak
     kinds = [Backend("claude", "m", measures=m) for m in ("first_token", "whole_answer", "wait")]
     for secs, backend in enumerate(kinds, start=1):
         for _ in range(200):
-            old.record_first_token(backend, float(secs), None)
-            old.record_first_token(backend, 5.0, None, censored=True)
+            old.record_wait(backend, float(secs), None)
+            old.record_wait(backend, 5.0, None, censored=True)
     await sync(old, fresh)
     for secs, backend in enumerate(kinds, start=1):
-        known = fresh.known([backend], None, by_sentence=False)["claude"].first_token
+        known = fresh.estimates([backend], None, by_sentence=False)["claude"].first_token
         assert known.share_after(0.97 * secs) > 0.9
         assert known.share_after(1.03 * secs) == pytest.approx(0.5, abs=0.03)
 
@@ -162,14 +162,14 @@ async def test_provider_that_two_processes_find_down_is_avoided_by_all(make: Mak
     fail(processes[1], CLAUDE)
     await sync(*processes, *processes)
     assert [state(stats) for stats in processes] == ["open"] * 4
-    breakers = [stats.health.entry(CLAUDE.key).breaker for stats in processes]
+    breakers = [stats.record(CLAUDE.key).breaker for stats in processes]
     assert breakers[3].reason.startswith("the fleet: 2 of 4 processes")
     assert "5 failures in a row" in breakers[3].reason
     later = now() + 100.0
     assert breakers[0].state(later) == "half_open"
-    for _ in range(PROBES):
-        assert breakers[0].claim_probe(later)
-        breakers[0].record("answered", later, probe=True)
+    for _ in range(RECOVERED):
+        assert breakers[0].claim_recovery(later)
+        breakers[0].record("answered", later, is_recovery=True)
     await sync(*processes)
     assert [state(stats) for stats in processes[1:]] == ["half_open"] * 3
 
@@ -397,12 +397,12 @@ async def test_last_session_writes_the_rest_and_closes_the_connection(
     monkeypatch.setattr(fleet_sync, "EVERY_SECS", 1000.0)
     stats = make()
     for _ in range(3):
-        stats.hold()
+        stats.begin_session()
     observe(stats, 0.2)
     for _ in range(2):
-        await stats.release()
+        await stats.end_session()
     observe(stats, 0.2)
-    await stats.release()
+    await stats.end_session()
     assert server.counted() == {CLAUDE.key: 200}
     server.control.ping()  # the end of a connection is noticed before what comes after it
     clients = server.control.client_list(_type="normal")
@@ -413,12 +413,12 @@ async def test_last_session_writes_the_rest_and_closes_the_connection(
 async def test_hanging_redis_does_not_delay_the_end(make: Make, server: RedisServer) -> None:
     stats = make()
     await sync(stats)
-    stats.hold()
+    stats.begin_session()
     observe(stats, 0.2)
     server.hang()
     try:
         async with asyncio.timeout(20):
-            await stats.release()
+            await stats.end_session()
     finally:
         server.go_on()
 

@@ -24,6 +24,7 @@ from tests.support.fake_vllm import FakeVLLM, fake_vllm
 from tests.support.line import Line
 from tests.support.relay import relay
 from tests.support.simulated import anthropic, line_to, simulated
+from tests.support.standing import standing
 
 pytestmark = [pytest.mark.live, pytest.mark.realtime]
 
@@ -157,11 +158,11 @@ async def test_unavailable_provider_is_sent_nothing() -> None:
         won.silent_secs = 0.3
         asking = asyncio.create_task(line.ask())
         await until(lambda: len(lost.bodies) == 1)
-        (key,) = [key for key in stats.health.entries() if key.startswith("b")]
+        (key,) = [key for key in stats.records() if key.startswith("b")]
         now = asyncio.get_running_loop().time()
         for _ in range(10):
-            stats.health.entry(key).breaker.record("failed", now, probe=False)
-        assert stats.health.state(key, now) == "open"
+            stats.record(key).breaker.record("failed", now, is_recovery=False)
+        assert standing(stats, key, now).breaker == "open"
         await asking
         await line.report()
         await asyncio.sleep(0.2)

@@ -9,12 +9,16 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import pytest
 
-from pipecat_hedge.service import Admission, ProviderStats
+from pipecat_hedge.providers import ProviderRegistry, Terms
+from pipecat_hedge.providers.priority import WorkClass
+from pipecat_hedge.providers.standing import Standing
+from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.tools.proxy import ProxyServer, ProxySettings
 from pipecat_hedge.tools.proxy import proxied_turn as turn_module
 from pipecat_hedge.tools.proxy import response as response_module
@@ -226,15 +230,17 @@ async def test_a_hedge_that_had_no_room_is_sent_when_there_is_some(
     wire: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside an upstream that never answers, nothing else would end the stream."""
-    refusals, calls = Admission.refusals, itertools.count()
+    standing, calls = ProviderRegistry.standing, itertools.count()
 
-    def without_room_at_first(self: Admission, providers: Iterable[str]) -> dict[str, str]:
-        is_first = next(calls) == 0
-        return (
-            {"race 1": "has 10 of 10 requests in flight"} if is_first else refusals(self, providers)
-        )
+    def without_room_at_first(
+        self: ProviderRegistry, keys: Iterable[str], work: WorkClass, terms: Terms, now: float
+    ) -> list[Standing]:
+        found = standing(self, keys, work, terms, now)
+        if work != "rescue" or next(calls):
+            return found
+        return [replace(each, ineligible="has 10 of 10 requests in flight") for each in found]
 
-    monkeypatch.setattr(Admission, "refusals", without_room_at_first)
+    monkeypatch.setattr(ProviderRegistry, "standing", without_room_at_first)
     async with (
         faulty_upstream() as upstream,
         proxied(upstream, {"race": ("hang", "well")}, policy="race(2, probes=False)") as url,

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from pipecat_hedge.policy import FileStore
+from pipecat_hedge.providers import FileStore
 from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.tools.proxy import ProxyServer, ProxySettings
 from pipecat_hedge.tools.proxy.cache import AnswerCache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from pipecat_hedge.cli import main
-from pipecat_hedge.policy import PROFILES, LatencyProfile
+from pipecat_hedge.providers import PROFILES, LatencyProfile
 from pipecat_hedge.tools.simulator import SimulatorProcess
 
 LONG_TAIL = LatencyProfile(

@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from pipecat_hedge.limits.concurrency_limit import SHED_BOUNDS
-from pipecat_hedge.limits.loop_lag import LoopWatch
+from pipecat_hedge.providers.concurrency_limit import SHED_BOUNDS
+from pipecat_hedge.providers.loop_lag import LoopWatch
 from pipecat_hedge.service.provider_stats import shared_stats
 from pipecat_hedge.testing import Say, Step, Wait
 from tests.no_harm.virtual import (
@@ -25,6 +25,7 @@ from tests.no_harm.virtual import (
 )
 from tests.service.builders import said
 from tests.support.line import Line
+from tests.support.standing import standing
 
 pytestmark = pytest.mark.virtual_time
 
@@ -96,21 +97,21 @@ async def test_replacement_and_inference_avoid_a_rejecting_provider(
 async def test_replacement_goes_to_a_provider_with_room(admission: str) -> None:
     """Not to a provider whose headers say that its rate limit is used up."""
     async with Line(hedged(down(), well("b"), well("c"), admission=admission)) as line:
-        shared_stats().health.set_used_up("b | scripted", until=now() + 60)
+        shared_stats().set_used_up("b | scripted", until=now() + 60)
         assert await asked(line) == ("From c.", 0.3)
 
 
 async def test_slow_inferences_do_not_lower_the_limit() -> None:
     """An inference of six seconds is no evidence of a provider's capacity."""
-    health = shared_stats().health
+    health = shared_stats()
     for bounds in ({}, {"admission": "shed"}):
         sessions = [hedged(provided(sums_up_secs=6.0), **bounds) for _ in range(40)]
         if bounds:
-            health.entry("a | scripted").limit.acquire("one", now(), bounds=SHED_BOUNDS)
-        before = health.occupancy("a | scripted", now())[1]
+            health.record("a | scripted").limit.acquire("one", now(), bounds=SHED_BOUNDS)
+        before = standing(health, "a | scripted", now()).limit
         for part in (sessions[:2], sessions[2:4], sessions[4:6]) if bounds else (sessions,):
             await asyncio.gather(*(llm.run_inference(said()) for llm in part))
-        assert health.occupancy("a | scripted", now())[1] >= before
+        assert standing(health, "a | scripted", now()).limit >= before
 
 
 async def test_event_loop_lag_does_not_mark_a_provider_slow(

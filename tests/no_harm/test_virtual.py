@@ -15,7 +15,7 @@ from pipecat.services.llm_service import LLMService
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, TurnReport
-from pipecat_hedge.limits.loop_lag import LoopWatch
+from pipecat_hedge.providers.loop_lag import LoopWatch
 from pipecat_hedge.service.provider_stats import shared_stats
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.tools.analysis import at_quantile, single_r
@@ -303,7 +303,7 @@ async def test_a_session_that_sheds_ends_a_turn_without_room() -> None:
     """Beside one that does not, whose turn is answered."""
     shedding = session(lambda: FINE, admission="shed")
     open_, slow = session(lambda: FINE), session(lambda: [Wait(20.0), Say("At last.")])
-    shared_stats().health.entry("a | scripted").limit.set_queue(1, until=NEVER)
+    shared_stats().record("a | scripted").limit.set_queue(1, until=NEVER)
     async with Line(slow) as holding, Line(shedding) as one, Line(open_) as two:
         held = asyncio.create_task(holding.ask())
         await asyncio.sleep(0.1)

@@ -9,10 +9,11 @@ from typing import Any, Literal
 from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.limits import Terms
+from pipecat_hedge.providers import Terms
 from pipecat_hedge.service.provider_stats import shared_stats
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
 from tests.service.builders import racing
+from tests.support.standing import standing
 
 SORRY = "One moment, please."
 
@@ -60,7 +61,7 @@ def now() -> float:
 
 def request(name: str, verdict: Literal["busy", "failed"] | None = None) -> None:
     """Send a request to a provider; it has ended if there is a verdict."""
-    health, at = shared_stats().health, now()
+    health, at = shared_stats(), now()
     permit = health.issue(f"{name} | scripted", "primary", Terms(), at)
     if verdict is not None:
         health.release(permit, verdict, at)
@@ -77,17 +78,17 @@ def opened(name: str) -> None:
     """A provider whose breaker is open."""
     for _ in range(5):
         request(name, "failed")
-    assert shared_stats().health.state(f"{name} | scripted", now()) == "open"
+    assert standing(shared_stats(), f"{name} | scripted", now()).breaker == "open"
 
 
 def rests(name: str, secs: float) -> None:
     """A provider that has asked to be left alone for so long."""
-    shared_stats().health.set_retry_after(f"{name} | scripted", now() + secs)
+    shared_stats().set_retry_after(f"{name} | scripted", now() + secs)
 
 
 def unwell(name: str) -> None:
     """Open a provider's breaker, have its queue be too long and its rate limit be used up."""
     opened(name)
-    health, key = shared_stats().health, f"{name} | scripted"
-    health.entry(key).limit.set_queue(0, until=float("inf"))
+    health, key = shared_stats(), f"{name} | scripted"
+    health.record(key).limit.set_queue(0, until=float("inf"))
     health.set_used_up(key, until=float("inf"))

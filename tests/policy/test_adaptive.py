@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipecat_hedge import HedgePolicy
-from pipecat_hedge.policy import PROFILES
+from pipecat_hedge.providers import PROFILES
 from pipecat_hedge.tools.analysis import at_quantile, single_r
 from tests.no_harm.provider import LONG_TAIL
 from tests.support.virtual import Floats, Turns, draws, run_turns

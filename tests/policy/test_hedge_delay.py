@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge.policy.hedge_benefit import HedgeBenefit, expected_saving, joint
-from pipecat_hedge.policy.latency_model import AnswerTimes
-from pipecat_hedge.policy.priced_delay import LatencyEstimate, PricedDelay
-from pipecat_hedge.policy.survival import SurvivalCurve
+from pipecat_hedge.policy.priced_delay import PricedDelay
+from pipecat_hedge.providers.latency import LatencyEstimate
+from pipecat_hedge.providers.latency_model import AnswerTimes
+from pipecat_hedge.providers.survival import SurvivalCurve
 from pipecat_hedge.race import InFlight, LaunchDecision, Waiting
 
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.policy.routing import AskReplaced, Route, route
-from pipecat_hedge.policy.slow_period import SlowPeriod
+from pipecat_hedge.policy.routing import AskReplaced, Route, choose_route
+from pipecat_hedge.providers.slow_period import SlowPeriod
 from pipecat_hedge.race import InFlight, LaunchDecision, Waiting
-from tests.policy.test_slow_period import answered
+from tests.providers.test_slow_period import answered
 
 LEVEL_SECS = 2.0
 
@@ -27,7 +27,7 @@ def routes(
         for name in median_secs
     }
     return [
-        route(
+        choose_route(
             list(median_secs),
             slow_periods,
             median_secs,
@@ -75,30 +75,30 @@ def test_without_a_budget_the_order_is_as_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("in_debt", "probed"), [(False, list(range(13, 140, 14))), (True, list[int]())]
+    ("in_debt", "tried"), [(False, list(range(13, 140, 14))), (True, list[int]())]
 )
-def test_replaced_provider_is_probed_within_the_budget(in_debt: bool, probed: list[int]) -> None:
+def test_replaced_provider_is_tried_within_the_budget(in_debt: bool, tried: list[int]) -> None:
     """As often as three quarters of it allow; the rest is left for hedges."""
     found = routes({"a": 0.5, "b": 0.4}, "a", times=140, in_debt=in_debt)
-    assert [n for n, each in enumerate(found) if each.probe == "a"] == probed
+    assert [n for n, each in enumerate(found) if each.trial == "a"] == tried
     assert {(each.order, each.replaced) for each in found} == {(("b", "a"), "a")}
     assert {each.hedges for each in found} == {0.25}
 
 
 @pytest.mark.parametrize(
-    ("may_hang", "in_debt", "order", "probe"),
+    ("may_hang", "in_debt", "order", "trial"),
     [
-        pytest.param("b", False, "bac", "a", id="a probe"),
+        pytest.param("b", False, "bac", "a", id="a trial"),
         pytest.param("b", True, "bac", None, id="a hedge at once, if the burst bound permits"),
         pytest.param("ac", False, "bca", None, id="not because of other providers"),
     ],
 )
 def test_replaced_is_next_to_a_replacement_that_may_hang(
-    may_hang: str, in_debt: bool, order: str, probe: str | None
+    may_hang: str, in_debt: bool, order: str, trial: str | None
 ) -> None:
     secs = {"a": 0.5, "b": 0.4, "c": 0.6}
     (found,) = routes(secs, "a", may_hang=may_hang, in_debt=in_debt)
-    assert ("".join(found.order), found.probe) == (order, probe)
+    assert ("".join(found.order), found.trial) == (order, trial)
 
 
 @pytest.mark.parametrize(

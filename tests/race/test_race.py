@@ -69,7 +69,7 @@ class Setup:
     late_secs: float = 0.0
     retries: int = 0
     deadline_secs: float | None = None
-    probe: str | None = None
+    recovering: str | None = None
     jitter: float = 0.0
     is_speculative: bool = False
     starts: Sequence[Command] = (PRIMARY,)
@@ -93,7 +93,7 @@ class Setup:
             max_attempts=self.policy.max_attempts,
             commit_on=self.commit_on,
             deadline_secs=self.deadline_secs,
-            probe=self.probe,
+            recovering=self.recovering,
             jitter=self.jitter,
             is_speculative=self.is_speculative,
         )
@@ -129,7 +129,7 @@ THREE = Setup(HedgePolicy.fallback(3), "abc")
 BY_SENTENCE = replace(FALLBACK, commit_on="first_sentence")
 IMPATIENT = replace(FALLBACK, stall_secs=3.0)
 OF_THREE = Setup(HedgePolicy.after(0.6, max_attempts=3), "abc")
-PROBING = replace(OF_THREE, probe="b")
+RECOVERING = replace(OF_THREE, recovering="b")
 RETRYING = replace(FALLBACK, candidates="a", retries=2)
 LAST = Setup(HedgePolicy.race(1), stall_secs=3.0, timeout_secs=30.0)
 
@@ -326,17 +326,17 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
         (0.1, AttemptFailed(0, REFUSED), Launch(1, "c", "failure")),
     ),
     "a probed one replaces failures last": (
-        PROBING,
+        RECOVERING,
         (0.1, HedgeEligibilityChanged({"b": "is busy", "c": "is busy"})),
         (0.1, AttemptFailed(0, REFUSED), Launch(1, "c", "failure")),
         (0.2, AttemptFailed(1, REFUSED), Launch(2, "b", "failure")),
     ),
     "but before one that is unhealthy": (
-        PROBING,
+        RECOVERING,
         (0.1, HedgeEligibilityChanged({"c": "is full"}, {"c": 3})),
         (0.1, AttemptFailed(0, REFUSED), REPLACEMENT),
     ),
-    "a probed one gets a hedge in its turn": (PROBING, (0.6, TimerFired(), HEDGE)),
+    "a probed one gets a hedge in its turn": (RECOVERING, (0.6, TimerFired(), HEDGE)),
     # ---- hedges that the budget puts off
     "a deferred hedge is sent when there is budget": (
         Setup(HedgePolicy(rule=PutOff(until=0.75), name="put off"), stall_secs=3.0),

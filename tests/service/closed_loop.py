@@ -13,7 +13,7 @@ from typing import Any
 from pipecat.frames.frames import LLMContextFrame
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.limits import CircuitBreakerSettings
+from pipecat_hedge.providers import CircuitBreakerSettings
 from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Wait
 from tests.service.builders import NEVER, said
@@ -103,13 +103,13 @@ def half_open() -> dict[str, Any]:
         stats=stats,
     )
     closed_in_mid_turn([service], 0.2, turns=2)
-    key = next(key for key in stats.health.entries() if key.startswith("a"))
+    key = next(key for key in stats.records() if key.startswith("a"))
     states = counted(stats, service)
     now = asyncio.new_event_loop().time()
     return {
         **states,
         "asked": len(broken.contexts),
-        "may probe": stats.health.claim_probe(key, now),
+        "may probe": stats.claim_recovery(key, now),
     }
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, TurnReport
-from pipecat_hedge.policy import Backend, FileStore, policy_of
+from pipecat_hedge.policy import policy_of
+from pipecat_hedge.providers import Backend, FileStore
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.testing import AutojumpLoop, Error, Say, ScriptedLLMService, Step, Wait
 from tests.no_harm.virtual import Scripts
@@ -112,9 +113,9 @@ async def test_slow_first_provider_is_rerouted_until_it_recovers() -> None:
     assert set(firsts[back:]) == {"a"}, "it came first again"
     rerouted = reports[away:back]
     assert all((r.routing_reason or "").startswith("a has turned slow ") for r in rerouted)
-    probes = [a for r in rerouted for a in r.attempts if a.launch_detail == "probes a"]
-    assert probes
-    assert all(probe.launched_secs == 0 for probe in probes)
+    trials = [a for r in rerouted for a in r.attempts if a.launch_detail == "tries a"]
+    assert trials
+    assert all(trial.launched_secs == 0 for trial in trials)
 
 
 @pytest.mark.parametrize("well_turns", [0, 3, 12])

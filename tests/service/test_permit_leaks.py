@@ -16,15 +16,16 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge import AllProvidersFailed, HedgedLLMService, HedgePolicy, Provider, TurnReport
-from pipecat_hedge.limits import AdmissionController
-from pipecat_hedge.limits.concurrency_limit import ConcurrencyLimit
-from pipecat_hedge.limits.permits import Terms
+from pipecat_hedge.providers import ProviderRegistry
+from pipecat_hedge.providers.concurrency_limit import ConcurrencyLimit
+from pipecat_hedge.providers.permits import Terms
 from pipecat_hedge.race import TIERS, Tier
-from pipecat_hedge.service.admission import AdmissionMode
+from pipecat_hedge.service import AdmissionMode
 from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.testing import AutojumpLoop, Error, Say, ScriptedLLMService, Step, Wait
 from tests.service.builders import NEVER, racing, said
 from tests.support.line import Line
+from tests.support.standing import standing
 
 NAMES = "abc"
 BEGINS_AT = 80.0
@@ -170,14 +171,14 @@ class Room:
     retry_after_secs: float
     is_half_open: bool
 
-    def prepare(self, health: AdmissionController, key: str) -> None:
+    def prepare(self, health: ProviderRegistry, key: str) -> None:
         """Set this state before the calls begin."""
         for _ in range(5 * self.is_half_open):
             permit = health.issue(key, "primary", Terms(), 0.0)
             health.release(permit, "failed", 0.0)
         health.set_retry_after(key, BEGINS_AT + self.retry_after_secs)
         if self.at_most is not None:
-            health.entry(key).limit.set_queue(self.at_most, until=NEVER)
+            health.record(key).limit.set_queue(self.at_most, until=NEVER)
 
 
 rooms = st.builds(
@@ -197,7 +198,7 @@ def test_cancellation_leaves_no_permit_or_request(
         open_requests = sum(
             member.open_requests
             for name in NAMES
-            if health.entry(f"{name} | scripted").limit is self
+            if health.record(f"{name} | scripted").limit is self
             for member in asked[name]
         )
         acquire(self, *args, **kwargs)
@@ -205,7 +206,7 @@ def test_cancellation_leaves_no_permit_or_request(
             unpermitted.append(f"{open_requests} open, {self.in_flight} permits")
 
     stats = ProviderStats()
-    health = stats.health
+    health = stats
     asked: dict[str, list[Summing]] = {name: [] for name in NAMES}
 
     async def main() -> None:
@@ -223,8 +224,8 @@ def test_cancellation_leaves_no_permit_or_request(
             runner.run(main())
     assert not unpermitted
     assert not any(member.open_requests for each in asked.values() for member in each)
-    for key, entry in health.entries().items():
+    for key, entry in health.records().items():
         assert entry.limit.in_flight == 0, key
-        state = health.state(key, 1e6)
-        assert state == "closed" or health.claim_probe(key, 1e6), f"{key}: a claim was kept"
+        state = standing(health, key, 1e6).breaker
+        assert state == "closed" or health.claim_recovery(key, 1e6), f"{key}: a claim was kept"
         event(f"a breaker is {state} at last")

@@ -11,7 +11,7 @@ import pytest
 from loguru import logger
 
 from pipecat_hedge import AllProvidersFailed
-from pipecat_hedge.policy import FileStore
+from pipecat_hedge.providers import FileStore
 from pipecat_hedge.race import DrainedAnswer
 from pipecat_hedge.service.events import EventHub
 from pipecat_hedge.service.line_log import LineLog

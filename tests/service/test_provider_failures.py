@@ -18,14 +18,14 @@ from pipecat.frames.frames import (
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge import AllProvidersFailed, HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.limits import (
+from pipecat_hedge.providers import (
     OBSERVED_LOSER_INTERVAL,
-    AdmissionController,
     CircuitBreakerSettings,
+    ProviderRegistry,
 )
-from pipecat_hedge.limits.permits import Permit, Terms
+from pipecat_hedge.providers.permits import Permit, Terms
 from pipecat_hedge.race import BreakerReport, Tier
-from pipecat_hedge.service import hedged_service, provider_race
+from pipecat_hedge.service import planned_turn, provider_race
 from pipecat_hedge.service.provider_client import _read_response
 from pipecat_hedge.service.provider_stats import shared_stats
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
@@ -40,6 +40,7 @@ from tests.service.builders import (
     too_many_requests,
 )
 from tests.support.line import Line
+from tests.support.standing import standing
 
 pytestmark = pytest.mark.virtual_time
 
@@ -91,13 +92,13 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def health() -> AdmissionController:
-    return shared_stats().health
+def health() -> ProviderRegistry:
+    return shared_stats()
 
 
 def bound(name: str, at_most: int) -> None:
     """Set a provider's limit."""
-    health().entry(f"{name} | scripted").limit.set_queue(at_most, until=1e9)
+    health().record(f"{name} | scripted").limit.set_queue(at_most, until=1e9)
 
 
 def busy(name: str, requests: int) -> list[Permit]:
@@ -118,7 +119,7 @@ def rest(name: str, secs: float) -> None:
 
 
 def in_flight() -> int:
-    return sum(entry.limit.in_flight for entry in health().entries().values())
+    return sum(entry.limit.in_flight for entry in health().records().values())
 
 
 def requests(*llms: ScriptedLLMService) -> list[int]:
@@ -165,7 +166,7 @@ class TestBreakers:
         for _ in range(8):
             line = await asked(racing(faulty(), scripts(FINE)))
             assert launches(line) == [("a", "primary"), ("b", "failure")]
-        assert health().state("a | scripted", now()) == "closed"
+        assert standing(health(), "a | scripted", now()).breaker == "closed"
 
     @pytest.mark.parametrize("attempts", [1, 2])
     async def test_half_open_provider_is_probed_beside_a_healthy_one(self, attempts: int) -> None:
@@ -192,16 +193,16 @@ class TestBreakers:
         assert line.reports[-1].winner == "c"
         assert [name for name, _ in launches(line)] == (["b", "c"] if is_late else ["b", "a", "c"])
         if is_late:
-            assert health().claim_probe("a | scripted", 1e3), "the claim has come back"
+            assert health().claim_recovery("a | scripted", 1e3), "the claim has come back"
 
-    async def test_failed_turn_start_releases_its_probe_claim(
+    async def test_failed_turn_start_releases_its_claim(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         a, b = scripts(*[DOWN] * 5, FINE), scripts(FINE)
         async with Line(racing(a, b)) as line:
             await open_breaker(line)
             with monkeypatch.context() as patched:
-                patched.setattr(hedged_service, "TurnPlanner", _broken)
+                patched.setattr(planned_turn, "plan_turn", _broken)
                 await line.send(LLMContextFrame(said()))
                 await line.until(lambda: bool(line.errors))
             await run_turns(line, 1)
@@ -224,14 +225,14 @@ class TestBreakers:
         turns = 0
         async with Line(racing(a, b)) as line:
             await open_breaker(line)
-            while health().state("a | scripted", 1e3) == "half_open":
+            while standing(health(), "a | scripted", 1e3).breaker == "half_open":
                 await run_turns(line, 1)
                 assert a.open_requests == (turns in (0, OBSERVED_LOSER_INTERVAL // 2))
                 turns += 1
                 await asyncio.sleep(1)
                 assert a.open_requests == 0
         assert turns == OBSERVED_LOSER_INTERVAL // 2 + 1
-        assert health().state("a | scripted", 1e3) == "closed"
+        assert standing(health(), "a | scripted", 1e3).breaker == "closed"
         assert line.text == "Yes, do come." * (5 + turns)
 
     async def test_all_breakers_open_sends_requests_as_usual(self) -> None:
@@ -277,7 +278,7 @@ class TestBreakers:
                 if how == "interrupted":
                     await line.interrupt()
                 await asking
-            assert health().state("a | scripted", 1e3) == "closed"
+            assert standing(health(), "a | scripted", 1e3).breaker == "closed"
 
     async def test_overtaken_silent_provider_is_detected(self) -> None:
         a, b = scripts([Wait(NEVER)]), scripts(FINE)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from pipecat_hedge.policy import Backend, FileStore
-from pipecat_hedge.policy.backends import MOST_PROVIDERS
-from pipecat_hedge.policy.priors import prior_for
-from pipecat_hedge.policy.provider_latency import CLASS_AT_LEAST, ProviderLatency
+from pipecat_hedge.providers import Backend, FileStore
+from pipecat_hedge.providers.backends import MOST_PROVIDERS
+from pipecat_hedge.providers.latency import CLASS_AT_LEAST, ProviderLatency
+from pipecat_hedge.providers.priors import prior_for
 from pipecat_hedge.race import Attempt, AttemptError, ConfigurationError, Slot
 from pipecat_hedge.race.attempt import STALLED
 from pipecat_hedge.service.composition import ENVIRONMENT, default_store
@@ -46,17 +46,17 @@ def learned(times: int, *attempts: Attempt, stats: ProviderStats | None = None) 
     stats = stats or ProviderStats()
     for _ in range(times):
         for each in attempts:
-            stats.record(CLAUDE, each, None)
+            stats.learn([CLAUDE], [each], None)
     return stats
 
 
 def median(stats: ProviderStats, backend: Backend = CLAUDE, tokens: int | None = None) -> float:
-    known = stats.known([backend], tokens, by_sentence=False)
+    known = stats.estimates([backend], tokens, by_sentence=False)
     return known[backend.provider].first_token.quantile(0.5)
 
 
 def sentence(stats: ProviderStats) -> float:
-    known = stats.known([CLAUDE], None, by_sentence=True)["claude"].sentence
+    known = stats.estimates([CLAUDE], None, by_sentence=True)["claude"].sentence
     assert known is not None
     return known.quantile(0.5)
 
@@ -74,7 +74,7 @@ def test_first_token_is_an_observation() -> None:
 @pytest.mark.parametrize("outcome", ["superseded", "interrupted"])
 def test_cancelled_attempt_is_a_censored_observation(outcome: str) -> None:
     stats = learned(100, attempt(ttft=0.2), attempt(ended=0.5, outcome=outcome))
-    known = stats.known([CLAUDE], None, by_sentence=False)["claude"].first_token
+    known = stats.estimates([CLAUDE], None, by_sentence=False)["claude"].first_token
     assert known.share_after(0.3) == pytest.approx(0.5, abs=0.03)
     assert known.share_after(0.6) > 0.3
 
@@ -172,7 +172,8 @@ def test_statistics_survive_a_restart() -> None:
     store = Memory()
     first = ProviderStats(store)
     for turn in range(100):
-        first.record(CLAUDE, attempt(ttft=0.2 + turn * 37 % 100 / 1000, ttfs=0.5), 100)
+        made = attempt(ttft=0.2 + turn * 37 % 100 / 1000, ttfs=0.5)
+        first.learn([CLAUDE], [made], 100)
     first.save()
     second = ProviderStats(Memory(store.text))
     assert prior_weight(second, CLAUDE, 100) == prior_weight(first, CLAUDE, 100)
@@ -180,7 +181,7 @@ def test_statistics_survive_a_restart() -> None:
     assert median(second, CLAUDE, 100) == pytest.approx(median(first, CLAUDE, 100), abs=0.003)
     assert sentence(second) == pytest.approx(sentence(first), abs=1e-3)
     third = ProviderStats(store)
-    third.record(Backend("other"), attempt(ttft=0.1), None)
+    third.record_wait(Backend("other"), 0.1, None)
     third.save()
     assert set(store.providers) == {CLAUDE.key, Backend("other").key}
 
@@ -265,18 +266,18 @@ def test_recently_used_providers_are_kept() -> None:
     stats = ProviderStats(store)
     for number in range(3 * MOST_PROVIDERS):
         for backend in (Backend("p", f"model-{number}"), used):
-            stats.record_first_token(backend, 0.3, 100)
-            with stats.health.lock:
-                stats.health.entry(backend.key)
+            stats.record_wait(backend, 0.3, 100)
+            with stats.lock:
+                stats.record(backend.key)
     stats.save()
-    kept, entries = store.providers, stats.health.entries()
+    kept, entries = store.providers, stats.records()
     assert len(kept) == len(entries) == MOST_PROVIDERS
     assert {used.key, f"p | model-{3 * MOST_PROVIDERS - 1}"} <= kept.keys() & entries.keys()
 
     more = {f"old | {number}": kept[used.key] for number in range(100)} | kept
     store.text = json.dumps({"version": 2, "providers": more})
     again = ProviderStats(store)
-    again.record_first_token(Backend("q", "new"), 0.3, 100)
+    again.record_wait(Backend("q", "new"), 0.3, 100)
     again.save()
     assert len(store.providers) == MOST_PROVIDERS
     assert "q | new" in store.providers

@@ -419,7 +419,7 @@ async def test_provider_states_follow_each_turn() -> None:
         before = llm.provider_states()
         await line.ask()
         now = asyncio.get_running_loop().time()
-        llm.stats.health.set_retry_after("b | gpt-4.1", now + 20)
+        llm.stats.set_retry_after("b | gpt-4.1", now + 20)
         after = llm.provider_states()
     assert [(s.provider, s.model, s.is_last, s.retry_after_secs) for s in before] == [
         ("a", "scripted", False, 0.0),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipecat_hedge.limits.loop_lag import LoopWatch
+from pipecat_hedge.providers.loop_lag import LoopWatch
 from pipecat_hedge.race import TIERS
 from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.testing import Error, Say, Wait
@@ -43,9 +43,9 @@ async def test_sessions_do_not_grow_the_registry(monkeypatch: pytest.MonkeyPatch
         llm = racing(*llms, stats=stats, tier=TIERS[number % len(TIERS)])
         await asked(llm, context=said("word " * (number % 1000)))
         await asyncio.sleep(10)
-        sizes.append(tuple(kept_by(part) for part in (stats, stats.health, stats.loop_watch)))
+        sizes.append(tuple(kept_by(part) for part in (stats, stats, stats.loop_watch)))
     print(f"objects kept by all, by limits and by the loop watch: {sizes[239]}, {sizes[-1]}")
-    assert len(stats.health.entries()) == 2
+    assert len(stats.records()) == 2
     assert len(stats.loop_watch._loops) == 1
     earlier, later = (
         [max(each) for each in zip(*part, strict=True)] for part in (sizes[180:240], sizes[-60:])

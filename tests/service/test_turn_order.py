@@ -10,8 +10,8 @@ import pytest
 from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge import ComplexityRouter, HedgedLLMService, HedgePolicy, Provider, ProviderStats
-from pipecat_hedge.limits.server_queue import LoadReadings
 from pipecat_hedge.policy import RoutedTurn
+from pipecat_hedge.providers.server_queue import LoadReadings
 from pipecat_hedge.race import ConfigurationError, ServerLoad
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.tools.bench import percentile

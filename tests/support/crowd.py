@@ -16,8 +16,13 @@ from types import SimpleNamespace
 from typing import cast
 
 from pipecat_hedge.fleet.sync import FleetSync
-from pipecat_hedge.policy import PROFILES, Backend, HedgePolicy, learn, plan_turn, silent_secs
+from pipecat_hedge.policy import (
+    HedgePolicy,
+    plan_turn,
+    silent_secs,
+)
 from pipecat_hedge.policy.planner import Plan
+from pipecat_hedge.providers import PROFILES, Backend
 from pipecat_hedge.race import Launch, LaunchReason, Race, Slot
 from pipecat_hedge.race.events import (
     AttemptFinished,
@@ -134,6 +139,7 @@ class Crowd(VirtualTime):
             self._policy,
             self._backends,
             stats,
+            stats.accounts,
             prompt_tokens=None,
             commit_on="first_token",
             rng=self._rng,
@@ -165,8 +171,8 @@ class Crowd(VirtualTime):
             self._at(turn.race.wake_at, partial(self._wake, turn))
 
     def _slow(self, turn: Asked) -> frozenset[str]:
-        """As in ``TurnPlanner.slow``."""
-        keys = {backend.provider: backend.key for backend in self._backends}
+        """As in ``ProviderRace``."""
+        keys = {backend.provider: backend.record_key for backend in self._backends}
         waiting = [a for a in turn.race.attempts if a.outcome is None]
         others = [keys[n] for n in keys if all(a.provider != n for a in turn.race.attempts)]
         return frozenset(
@@ -178,9 +184,9 @@ class Crowd(VirtualTime):
 
     def _answer(self, turn: Asked, attempt: int) -> None:
         if turn.race.winner is None and turn.race.attempts[attempt].outcome is None:
-            keys = {backend.provider: backend.key for backend in self._backends}
+            keys = {backend.provider: backend.record_key for backend in self._backends}
             answered = turn.race.attempts[attempt]
-            health = turn.stats.health.entry(keys[answered.provider])
+            health = turn.stats.record(keys[answered.provider])
             health.answered_since = max(health.answered_since, answered.launched_at)
             health.last_token_at = self.now
             health.last_ttft_secs = self.now - answered.launched_at
@@ -195,6 +201,6 @@ class Crowd(VirtualTime):
         began = turn.race.started_at
         self.waits.append((began, self.now - began))
         turn.race.handle(AttemptFinished(attempt), self.now)
-        learn(turn.stats, self._backends, turn.race.attempts, None, with_sentences=False)
+        turn.stats.learn(self._backends, turn.race.attempts, None, with_sentences=False)
         think_secs = self._rng.uniform(0.5, 1.5) * self._think_secs
         self._at(self.now + ANSWER_SECS + think_secs, partial(self._begin, turn.stats))

@@ -15,14 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from pipecat_hedge.limits.admission_controller import AdmissionController
-from pipecat_hedge.limits.fleet_advice import Finding, advise
-from pipecat_hedge.limits.permits import Permit, Terms
-from pipecat_hedge.limits.priority import WorkClass
-from pipecat_hedge.limits.verdict import Verdict
+from pipecat_hedge.providers.fleet_advice import Finding, advise
+from pipecat_hedge.providers.permits import Permit, Terms
+from pipecat_hedge.providers.priority import WorkClass
+from pipecat_hedge.providers.registry import ProviderRegistry
+from pipecat_hedge.providers.standing import first_choice
+from pipecat_hedge.providers.verdict import Verdict
 from pipecat_hedge.race import Tier
 from pipecat_hedge.service import AdmissionMode
-from pipecat_hedge.service.admission import admission_terms, divided
+from pipecat_hedge.service.admission_terms import admission_terms, divided
+from tests.support.standing import standing
 from tests.support.virtual import VirtualTime
 
 NAMES = ("a", "b", "c")
@@ -43,7 +45,7 @@ class Turn:
         asked_at: When the caller began to wait.
         session: Whose it is.
         left: The providers that may still be asked.
-        is_probe: Whether it only tries a provider; its caller is answered by another request.
+        is_recovery: Whether it only tries a provider; its caller is answered by another request.
     """
 
     process: int
@@ -51,7 +53,7 @@ class Turn:
     asked_at: float
     session: int
     left: tuple[str, ...] = NAMES
-    is_probe: bool = False
+    is_recovery: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class Fleet(VirtualTime):
         self.hangs_up_at = math.inf
         self.told: list[Told] = []
         self.servers = {name: Server(capacity) for name in NAMES}
-        self.processes = [AdmissionController(random.Random(n)) for n in range(processes)]
+        self.processes = [ProviderRegistry(random.Random(n)) for n in range(processes)]
         for number, process in itertools.product(range(sessions), range(processes)):
             tier: Tier = "standard" if number % 10 else "premium"
             self._at(self._rng.uniform(0.0, 6.0), partial(self._ask, process, tier, number))
@@ -144,21 +146,23 @@ class Fleet(VirtualTime):
         self._admit(Turn(process, tier, self.now, session), "primary")
         health = self.processes[process]
         for name in NAMES:
-            if health.claim_probe(name, self.now):
-                turn = Turn(process, tier, self.now, session, is_probe=True)
+            if health.claim_recovery(name, self.now):
+                turn = Turn(process, tier, self.now, session, is_recovery=True)
                 terms = self._terms(turn)
-                self._send(turn, health.issue(name, "hedge", terms, self.now, is_probe=True))
+                self._send(turn, health.issue(name, "hedge", terms, self.now, is_recovery=True))
 
     def _terms(self, turn: Turn) -> Terms:
         terms = replace(admission_terms(self._mode, turn.tier, None, None), session=turn.session)
         if terms.sheds:
             return divided(terms, len(self.processes))
-        states = {self.processes[turn.process].state(name, self.now) for name in NAMES}
+        registry = self.processes[turn.process]
+        states = {standing(registry, name, self.now).breaker for name in NAMES}
         return replace(terms, ignores_breakers="closed" not in states)
 
     def _admit(self, turn: Turn, work: WorkClass) -> None:
         health, terms = self.processes[turn.process], self._terms(turn)
-        name = health.first_choice(turn.left, work, terms, self.now) if turn.left else None
+        health.begin_turn(terms, self.now)
+        name = first(health, turn.left, work, terms, self.now)
         if name is None:
             self._fail(turn)
         else:
@@ -178,7 +182,7 @@ class Fleet(VirtualTime):
 
     def _lose(self, turn: Turn, permit: Permit, verdict: Verdict) -> None:
         self.processes[turn.process].release(permit, verdict, self.now)
-        if not turn.is_probe:
+        if not turn.is_recovery:
             self._admit(turn, "rescue")
 
     def _fail(self, turn: Turn) -> None:
@@ -199,7 +203,7 @@ class Fleet(VirtualTime):
     def _end(self, turn: Turn, permit: Permit, first_at: float) -> None:
         self.servers[permit.key].busy -= 1
         self.processes[turn.process].release(permit, "answered", self.now, has_begun=True)
-        if not turn.is_probe:
+        if not turn.is_recovery:
             self._tell(turn, first_at, is_answered=True)
         self._serve(permit.key)
 
@@ -213,7 +217,7 @@ class Fleet(VirtualTime):
     def _share(self) -> None:
         """Tell each process what the others have found, as through Redis."""
         told = [
-            {name: health.entry(name).finding(self.now) for name in NAMES}
+            {name: health.record(name).finding(self.now) for name in NAMES}
             for health in self.processes
         ]
         for number, health in enumerate(self.processes):
@@ -222,9 +226,19 @@ class Fleet(VirtualTime):
                 for findings in (self._told_before, told)
             )
             for name, advice in advise(told[number], before, others).items():
-                health.entry(name).follow(advice, self.now)
+                health.record(name).follow(advice, self.now)
         self._told_before = told
         self._at(self.now + 1.0, self._share)
+
+
+def first(
+    registry: ProviderRegistry, keys: Sequence[str], work: WorkClass, terms: Terms, now: float
+) -> str | None:
+    """The provider of a turn's next request; None if it sheds, or all were asked."""
+    standings = registry.standing(keys, work, terms, now)
+    if not standings or (terms.sheds and all(each.full is not None for each in standings)):
+        return None
+    return keys[first_choice(standings)]
 
 
 def p95(turns: Sequence[Told]) -> float:

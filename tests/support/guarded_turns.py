@@ -7,13 +7,12 @@ import random
 import numpy as np
 
 from pipecat_hedge.policy import (
-    Backend,
+    BudgetAccounts,
     HedgePolicy,
-    LatencyRegistry,
-    learn,
     plan_turn,
     silent_secs,
 )
+from pipecat_hedge.providers import Backend, ProviderRegistry
 from pipecat_hedge.race import Race, Slot
 from pipecat_hedge.race.events import (
     AttemptFinished,
@@ -41,12 +40,18 @@ def guarded_turns(
     first = rng.permutation(first)
     further = rng.choice(first if second is None else second, count)
     commit_on: CommitOn = "first_token" if sentence is None else "first_sentence"
-    stats, draws = LatencyRegistry(), random.Random(seed)
+    stats, accounts, draws = ProviderRegistry(), BudgetAccounts(), random.Random(seed)
     backends = [Backend(name, name) for name in (("x",) if second is None else ("x", "y"))]
     waits, reasons = np.empty(count), list[str]()
     for turn in range(count):
         plan = plan_turn(
-            policy, backends, stats, prompt_tokens=None, commit_on=commit_on, rng=draws
+            policy,
+            backends,
+            stats,
+            accounts,
+            prompt_tokens=None,
+            commit_on=commit_on,
+            rng=draws,
         )
         order = plan.order if second is not None else ("x", "x")
         slots = [Slot(n, silent_secs(policy, plan.known[n]), STALL_SECS) for n in order]
@@ -73,5 +78,5 @@ def guarded_turns(
             commands = race.handle(event, now)
         waits[turn] = now
         race.handle(AttemptFinished(race.winner.number), now)
-        learn(stats, backends, race.attempts, None, with_sentences=sentence is not None)
+        stats.learn(backends, race.attempts, None, with_sentences=sentence is not None)
     return waits, reasons.count("hedge") / count, reasons.count("silence") / count

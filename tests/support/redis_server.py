@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from pipecat_hedge.fleet.sync import unpack
-from pipecat_hedge.policy.provider_latency import ALL
+from pipecat_hedge.providers.latency import ALL
 from pipecat_hedge.tools.bench.redis_process import MISSING, RedisProcess, has_redis
 
 needs_redis = pytest.mark.skipif(not has_redis(), reason=MISSING)

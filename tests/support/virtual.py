@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from pipecat_hedge.limits import OBSERVED_LOSER_INTERVAL
-from pipecat_hedge.policy import PROFILES, Backend, HedgePolicy, learn, plan_turn
+from pipecat_hedge.policy import HedgePolicy, plan_turn
+from pipecat_hedge.providers import OBSERVED_LOSER_INTERVAL, PROFILES, Backend
 from pipecat_hedge.race import Latency, Launch, Race, Slot, run_virtual
 from pipecat_hedge.service import ProviderStats
 
@@ -116,7 +116,13 @@ def run_turns(
     unlistened = OBSERVED_LOSER_INTERVAL
     for turn in range(count):
         plan = plan_turn(
-            policy, backends, stats, prompt_tokens=None, commit_on="first_token", rng=rng
+            policy,
+            backends,
+            stats,
+            stats.accounts,
+            prompt_tokens=None,
+            commit_on="first_token",
+            rng=rng,
         )
         spare = list(seats)
         for name in plan.order:
@@ -133,16 +139,16 @@ def run_turns(
 
         answered = run_virtual(race, draw, plan.launched)
         unlistened += len(race.attempts)
-        lost = [a for a in race.attempts if a.provider == plan.probe and a.outcome == "superseded"]
+        lost = [a for a in race.attempts if a.provider == plan.trial and a.outcome == "superseded"]
         if unlistened < OBSERVED_LOSER_INTERVAL:
             lost = []
         for attempt in lost:
             unlistened, rows = 0, latencies[attempt.provider]
             seen = float(rows[min(attempt.number, len(rows) - 1), turn])
-            backend = next(b for b in backends if b.provider == plan.probe)
-            stats.record_listened(backend, attempt, attempt.launched_at + seen, 0.0, None)
+            backend = next(b for b in backends if b.provider == plan.trial)
+            stats.learn_observed(backend, attempt, attempt.launched_at + seen, 0.0, None)
         numbers = [attempt.number for attempt in lost]
-        learn(stats, backends, race.attempts, None, listened_to=numbers, with_sentences=False)
+        stats.learn(backends, race.attempts, None, observed=numbers, with_sentences=False)
         if answered is not None:
             turns.secs[turn] = answered
         turns.extra[turn] = len(race.attempts) - 1

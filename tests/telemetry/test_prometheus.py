@@ -185,8 +185,8 @@ def test_voice_to_voice_is_what_callers_heard(recorded: Recorded) -> None:
 def test_rare_series_start_at_zero(recorded: Recorded) -> None:
     """A rate sees no increase in a series that starts at 1."""
     recorder, registry, stats = recorded
-    with stats.health.lock:
-        stats.health.entry("a | m")
+    with stats.lock:
+        stats.record("a | m")
 
     def counted(*, zeros: bool) -> set[tuple[str, frozenset[tuple[str, str]]]]:
         return {
@@ -246,7 +246,7 @@ QUICK, SLOW = [Wait(0.1), Say("Yes.")], [Wait(3.0), Say("Yes.")]
 
 def test_open_breaker_is_shown(recorded: Recorded) -> None:
     _, registry, stats = recorded
-    breaker = stats.health.entry("down | m").breaker
+    breaker = stats.record("down | m").breaker
     for state in ("closed", "open"):
         assert by(registry, "breaker_state", "provider", "state") == {("down", state): 1}
         for _ in range(5):
@@ -350,8 +350,8 @@ def test_recorder_does_not_keep_statistics_alive() -> None:
     registry = CollectorRegistry()
     recorder = PrometheusRecorder(registry=registry)
     stats = ProviderStats()
-    with stats.health.lock:
-        stats.health.entry("that goes | m")
+    with stats.lock:
+        stats.record("that goes | m")
     assert value(registry, "breaker_state", provider="that goes", state="closed") == 1
     gone = weakref.ref(stats)
     del stats

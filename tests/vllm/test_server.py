@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.limits.permits import Rejected
-from pipecat_hedge.limits.server_queue import LoadReadings
+from pipecat_hedge.providers.permits import Rejected
+from pipecat_hedge.providers.server_queue import LoadReadings
 from pipecat_hedge.race import TaskScope
 from pipecat_hedge.vllm.errors import VLLMError
 from pipecat_hedge.vllm.server import VLLMServer, read_counts

@@ -527,7 +527,7 @@ async def test_interrupted_sending_ahead_is_left_to_the_next() -> None:
             await sessions.enter_async_context(Line(llm))
         readers = [asyncio.create_task(llm.warm_up(context)) for llm in llms]
         await _until(lambda: len(fake.bodies) == 1)
-        (entry,) = stats.health.entries().values()
+        (entry,) = stats.records().values()
         assert entry.limit.in_flight == 1
         readers[0].cancel()
         await asyncio.wait(readers[1:])

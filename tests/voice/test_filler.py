@@ -40,7 +40,7 @@ from pipecat_hedge import (
     ProviderStats,
     TurnReport,
 )
-from pipecat_hedge.policy import Backend, SurvivalCurve
+from pipecat_hedge.providers import Backend, SurvivalCurve
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.voice.filler_playback import FillerFrame
 from pipecat_hedge.voice.filler_policy import FillerDecision, FillerRule
@@ -258,7 +258,7 @@ async def test_no_filler_while_speculating(answer_secs: float, filled: bool) -> 
     stats = ProviderStats()
     wait = Backend("scripted:gpt-4.1", "gpt-4.1", measures="wait")
     for _ in range(200):
-        stats.record_first_token(wait, answer_secs, None)
+        stats.record_wait(wait, answer_secs, None)
     voice = Voice()
     fillers = FillerProcessor(not_before_turn=1, stats=stats)
     await conversation(

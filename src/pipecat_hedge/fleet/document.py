@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, TypeAdapter
 
-from pipecat_hedge.limits.fleet_advice import Finding
+from pipecat_hedge.providers.fleet_advice import Finding
 
 VERSION = 5
 MOST_OPEN_SECS = 3600.0

@@ -21,7 +21,7 @@ from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipecat_hedge.policy.shared_store import Received, Slice, StoreUnavailable
+from pipecat_hedge.providers.shared_store import Received, Slice, StoreUnavailable
 from pipecat_hedge.race.errors import ConfigurationError, missing_extra
 
 PREFIX = "pipecat-hedge"

@@ -13,21 +13,21 @@ import os
 import random
 import threading
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 
 import numpy as np
 from loguru import logger
 
 from pipecat_hedge.fleet.document import MOST_AGE_SECS, Document, UnknownVersion
-from pipecat_hedge.limits.admission_controller import MOST_PROVIDERS, AdmissionController
-from pipecat_hedge.limits.fleet_advice import Advice, Finding, Findings, advise
-from pipecat_hedge.limits.server_queue import LoadReading
-from pipecat_hedge.policy.backends import provider_key
 from pipecat_hedge.policy.hedge_budget import HedgeBudget
-from pipecat_hedge.policy.provider_latency import COUNTS, ProviderLatency
-from pipecat_hedge.policy.shared_store import Received, SharedStore, Slice, StoreUnavailable
-from pipecat_hedge.policy.survival import Floats
+from pipecat_hedge.providers.backends import MOST_PROVIDERS, record_key_of
+from pipecat_hedge.providers.fleet_advice import Advice, Finding, Findings, advise
+from pipecat_hedge.providers.latency import COUNTS, ProviderLatency
+from pipecat_hedge.providers.registry import ProviderRegistry
+from pipecat_hedge.providers.server_queue import LoadReading
+from pipecat_hedge.providers.shared_store import Received, SharedStore, Slice, StoreUnavailable
+from pipecat_hedge.providers.survival import Floats
 
 EVERY_SECS = 1.0
 CAP_SECS = 4.0
@@ -94,26 +94,18 @@ class FleetSync:
     def __init__(
         self,
         store: SharedStore,
-        lock: threading.Lock,
-        latencies: Mapping[str, ProviderLatency],
+        registry: ProviderRegistry,
         accounts: Mapping[float, HedgeBudget],
-        health: AdmissionController,
-        simulated: Collection[str] = (),
     ):
         """Name what is to be kept in step; nothing runs yet.
 
         Args:
             store: Where the fleet meets.
-            lock: Held by whatever reads or changes latencies or accounts.
-            latencies: By the provider's key.
+            registry: What this process knows; its lock protects the accounts, too.
             accounts: What may be spent on extra requests, by the budget.
-            health: The registry of breakers and limits.
-            simulated: The providers of which nothing is shared; see ``LatencyRegistry``.
         """
         self._store = store
-        self._lock = lock
-        self._latencies, self._accounts, self._health = latencies, accounts, health
-        self._simulated = simulated
+        self._registry, self._lock, self._accounts = registry, registry.lock, accounts
         self._rng = random.Random()
         self._turn = threading.Lock()
         self._runs_on: asyncio.AbstractEventLoop | None = None
@@ -136,7 +128,7 @@ class FleetSync:
         self._balances: list[Mapping[float, float]] = []
         self.processes = 1
         with self._lock:
-            for latency in self._latencies.values():
+            for latency in self._registry.latencies().values():
                 latency.totals = np.zeros(COUNTS, np.int64)
 
     def introduce(self, key: str, latency: ProviderLatency) -> None:
@@ -227,7 +219,7 @@ class FleetSync:
         own = self._own_findings(loop.time())
         loads = {
             key: (each.running, each.waiting, round(loop.time() - each.read_at, 2))
-            for key, each in self._health.loads.own.items()
+            for key, each in self._registry.loads.own.items()
             if loop.time() - each.read_at <= MOST_AGE_SECS
         }
         document = Document(own, balances, loads).text()
@@ -258,8 +250,8 @@ class FleetSync:
         """What this process has seen in its slice, by provider."""
         totals: dict[str, np.ndarray] = {}
         with self._lock:
-            for key, latency in self._latencies.items():
-                if provider_key(key) in self._simulated:
+            for key, latency in self._registry.latencies().items():
+                if record_key_of(key) in self._registry.simulated:
                     continue
                 if latency.totals is not None and latency.totals.any():
                     totals[key] = latency.totals.copy()
@@ -269,8 +261,9 @@ class FleetSync:
         """Begin another slice with what has come since the last one was written."""
         self._slice, self._is_written, self._fields = current, False, 0
         with self._lock:
+            latencies = self._registry.latencies()
             for key, totals in written.items():
-                latency = self._latencies.get(key)
+                latency = latencies.get(key)
                 if latency is not None and latency.totals is not None:
                     np.maximum(latency.totals - totals, 0, out=latency.totals)
 
@@ -299,19 +292,20 @@ class FleetSync:
         for key, counts in self._older.items():
             found[key] = found[key] + counts if key in found else counts
         self._others = dict(list(found.items())[:MOST_PROVIDERS])
-        for key in list(self._latencies):
+        with self._lock:
+            latencies = self._registry.latencies()
+        for key, latency in latencies.items():
             await asyncio.sleep(0)
             with self._lock:
-                latency = self._latencies.get(key)
-                if latency is not None:
-                    latency.inform(self._others.get(key))
+                latency.inform(self._others.get(key))
 
     # ---- breakers and budgets
 
     def _own_findings(self, now: float) -> dict[str, Finding]:
-        with self._health.lock:
-            entries = self._health.entries().items()
-            found = {k: each.finding(now) for k, each in entries if k not in self._simulated}
+        with self._lock:
+            records = self._registry.records().items()
+            simulated = self._registry.simulated
+            found = {key: each.finding(now) for key, each in records if key not in simulated}
         return {key: each for key, each in found.items() if each.found != "unsure" or each.closings}
 
     def _follow(self, own: Findings, documents: Mapping[str, str], now: float) -> None:
@@ -338,14 +332,14 @@ class FleetSync:
                     ):
                         loads[key] = found
         self._balances = balances
-        self._health.loads.shared = loads
+        self._registry.loads.shared = loads
         advice = advise(own, self._findings, others)
         # Of a large fleet only a sample is read: the others' findings are remembered.
         known = {p: f for p, f in self._findings.items() if p not in others} if documents else {}
         self._findings = dict([*known.items(), *others.items()][-MOST_KNOWN:])
-        with self._health.lock:
-            for key, entry in self._health.entries().items():
-                entry.follow(advice.get(key, NO_ADVICE), now)
+        with self._lock:
+            for key, record in self._registry.records().items():
+                record.follow(advice.get(key, NO_ADVICE), now)
 
     def _even_out(self) -> None:
         """Bring each account a little nearer to the fleet's mean."""

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from pipecat_hedge.policy.hedge_benefit import BenefitCache
 from pipecat_hedge.policy.hedge_budget import HedgeBudget
 from pipecat_hedge.policy.hedge_burst import HedgeBurst
 
@@ -40,16 +41,22 @@ class BudgetAccounts:
     Services with the same budget share an account, whatever their providers: a new provider or
     model adds no credit. A new budget adds none either, because the sum is bounded by the mean
     budget of all turns.
+
+    Attributes:
+        benefits: What hedges save, as computed for pairs of latency curves.
     """
 
-    def __init__(self, lock: threading.Lock, processes: Callable[[], int] = lambda: 1):
+    def __init__(
+        self, lock: threading.Lock | None = None, processes: Callable[[], int] = lambda: 1
+    ):
         """Start without accounts.
 
         Args:
-            lock: Held while an account is read or changed.
+            lock: Held while an account is read or changed; None creates one.
             processes: Returns the number of processes that share the budgets, including this one.
         """
-        self._lock = lock
+        self.benefits = BenefitCache()
+        self._lock = lock or threading.Lock()
         self._processes = processes
         self._accounts: OrderedDict[float, HedgeBudget] = OrderedDict()
         self._bursts: dict[float, HedgeBurst] = {}

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipecat_hedge.policy.survival import Floats, SurvivalCurve
+from pipecat_hedge.providers.survival import Floats, SurvivalCurve
 
 QUANTILES = 24
 """Latencies that stand for Y. A test bounds the error that the grids cause."""

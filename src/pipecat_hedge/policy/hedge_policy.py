@@ -24,10 +24,10 @@ from pipecat_hedge.policy.arguments import require
 from pipecat_hedge.policy.slo import Slo, refuse_milliseconds
 from pipecat_hedge.policy.turn_route import TurnRoute
 from pipecat_hedge.race.errors import ConfigurationError
-from pipecat_hedge.race.events import LaunchDecision, LaunchRule, Waiting
+from pipecat_hedge.race.events import CommitOn, LaunchDecision, LaunchRule, Waiting
 
 if TYPE_CHECKING:
-    from pipecat_hedge.policy.priced_delay import LatencyEstimate
+    from pipecat_hedge.providers.latency import LatencyEstimate
 
 Commit: TypeAlias = Literal["auto", "first_sentence", "first_token"]
 Losers: TypeAlias = Literal["cancel", "drain"]
@@ -255,6 +255,14 @@ class HedgePolicy:
             raise ConfigurationError(
                 "fallback_text is empty: give the sentence to say, or None to say nothing"
             )
+
+    def commits_on(self, output: CommitOn) -> CommitOn:
+        """What an attempt must have to win.
+
+        Args:
+            output: What suits the text-to-speech, which ``auto`` follows.
+        """
+        return output if self.commit == "auto" else self.commit
 
     @property
     def has_given_order(self) -> bool:

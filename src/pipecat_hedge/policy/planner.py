@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipecat_hedge.policy.backends import Backend
+from pipecat_hedge.policy.budget_accounts import BudgetAccounts
 from pipecat_hedge.policy.hedge_budget import HedgeBudget
 from pipecat_hedge.policy.hedge_burst import BurstBound
 from pipecat_hedge.policy.hedge_policy import (
@@ -22,12 +22,12 @@ from pipecat_hedge.policy.hedge_policy import (
     TurnFacts,
     TurnRule,
 )
-from pipecat_hedge.policy.latency_registry import LatencyRegistry
-from pipecat_hedge.policy.priced_delay import LatencyEstimate, PricedDelay
-from pipecat_hedge.policy.provider_latency import SILENT_SECS
-from pipecat_hedge.policy.routing import AskReplaced, Probing
-from pipecat_hedge.policy.slow_period import late_secs
-from pipecat_hedge.race.attempt import Attempt
+from pipecat_hedge.policy.priced_delay import PricedDelay
+from pipecat_hedge.policy.routing import AskReplaced, Trial, choose_route
+from pipecat_hedge.providers.backends import Backend
+from pipecat_hedge.providers.latency import SILENT_SECS, LatencyEstimate
+from pipecat_hedge.providers.registry import ProviderRegistry
+from pipecat_hedge.providers.slow_period import late_secs
 from pipecat_hedge.race.events import CommitOn, Launch, LaunchRule
 
 USUAL_PROMPT, USUAL_ANSWER = 2_000, 100
@@ -44,8 +44,8 @@ class Plan:
         route_reason: Why the order differs from the given one; None if it does not.
         prior_weight: Weight of the prior in the first provider's latency estimate, from 0 to 1;
             None if the policy uses no estimate.
-        probe: The provider that is tried beside the first one; or None.
-        is_trial: Whether ``probe`` lost its place by its silence, and is tried again, for free.
+        trial: The provider that is tried beside the first one; or None.
+        is_free: Whether the trial is not paid for: its provider lost its place by its silence.
         known: What is known of each provider.
         problem: Why the policy's own rule could not be used for this turn; None if it could.
     """
@@ -54,8 +54,8 @@ class Plan:
     rule: LaunchRule
     route_reason: str | None = None
     prior_weight: float | None = None
-    probe: str | None = None
-    is_trial: bool = False
+    trial: str | None = None
+    is_free: bool = False
     known: Mapping[str, LatencyEstimate] = field(default_factory=dict[str, LatencyEstimate])
     _pay: Callable[[str, float | None], None] = lambda provider, now: None
     _bound: BurstBound | None = None
@@ -68,12 +68,12 @@ class Plan:
             provider: A provider of the order. If it is the only one, it gets an ordinary attempt.
         """
         others = [name for name in self.order if name != provider]
-        self.probe = provider
+        self.trial = provider
         if not others:
             return
         self.order = (others[0], provider, *others[1:])
-        usual = self.rule.usual if isinstance(self.rule, Probing) else self.rule
-        self.rule = Probing(usual, provider)
+        usual = self.rule.usual if isinstance(self.rule, Trial) else self.rule
+        self.rule = Trial(usual, provider)
 
     def put_last(self, last: Collection[str]) -> None:
         """Move providers to the end of the order, which is kept otherwise."""
@@ -90,7 +90,7 @@ class Plan:
             is_waiting: Whether no answer is committed; a later attempt is a rescue and is not paid
                 for.
         """
-        is_free = self.is_trial and launch.provider == self.probe
+        is_free = self.is_free and launch.provider == self.trial
         is_extra = launch.reason == "hedge" and is_waiting and not is_free
         if is_extra and not (self._bound is not None and self._bound.take_claim()):
             self._pay(launch.provider, now)
@@ -104,7 +104,8 @@ class Plan:
 def plan_turn(
     policy: HedgePolicy,
     backends: Sequence[Backend],
-    stats: LatencyRegistry,
+    stats: ProviderRegistry,
+    accounts: BudgetAccounts,
     *,
     prompt_tokens: int | None,
     commit_on: CommitOn,
@@ -121,6 +122,7 @@ def plan_turn(
         policy: The user's policy.
         backends: The candidates in the given order; may be empty.
         stats: The learned latencies.
+        accounts: What may be spent on hedges.
         prompt_tokens: Size of the prompt; None if unknown.
         commit_on: What an attempt must produce to win.
         rng: Draws the turns that a randomised rule hedges.
@@ -135,7 +137,7 @@ def plan_turn(
     rule, order = policy.rule, tuple(backend.provider for backend in backends)
     if not backends:
         return Plan(order, OnlyOnFailure())
-    known = stats.known(backends, prompt_tokens, by_sentence=commit_on == "first_sentence")
+    known = stats.estimates(backends, prompt_tokens, by_sentence=commit_on == "first_sentence")
     prior_weight, problem = None, None
     if isinstance(rule, (Adaptive, TurnRule)):
         prior_weight = known[order[0]].prior_weight
@@ -151,11 +153,21 @@ def plan_turn(
             _replace_silent(plan, silent, backends, stats, now, policy.max_attempts)
         return plan
 
-    accounts, budget = stats.accounts, rule.budget
+    budget = rule.budget
     accounts.begin_turn(budget, now)
     # Without a budget the order stays as given; slow periods are watched in any case.
     routed = budget if rule.order == "learned" and not is_routed else 0.0
-    route = stats.route(backends, known, routed, (now or 0.0) - lag_secs())
+    in_debt, seen_at = accounts.in_debt(budget), (now or 0.0) - lag_secs()
+    with stats.lock:
+        route = choose_route(
+            order,
+            stats.slow_periods(backends, seen_at),
+            {name: known[name].first_token.quantile(0.5) for name in order},
+            routed,
+            seen_at,
+            may_hang=[name for name in order if known[name].may_hang],
+            in_debt=in_debt,
+        )
     order = route.order
     costs = _costs(backends, order[0], prompt_tokens)
     share_at = {
@@ -166,7 +178,7 @@ def plan_turn(
     }
     shares = {name: share_at[cost] for name, cost in costs.items()}
     of_turn: LaunchRule = PricedDelay(
-        known, shares, rule.min_saving_secs, rule.target_ttft_secs, stats.benefits
+        known, shares, rule.min_saving_secs, rule.target_ttft_secs, accounts.benefits
     )
     if route.replaced is not None:
         curves = {backend: known[backend.provider].first_token for backend in backends}
@@ -185,14 +197,14 @@ def plan_turn(
             lambda provider, now: accounts.claim(budget, costs[provider], now),
             lambda provider: accounts.pay_back(budget, costs[provider]),
         )
-    if route.probe is not None:
-        of_turn = Probing(of_turn, route.probe)
+    if route.trial is not None:
+        of_turn = Trial(of_turn, route.trial)
     plan = Plan(
         order,
         of_turn,
         route.reason,
         prior_weight,
-        route.probe,
+        route.trial,
         False,
         known,
         lambda provider, now: accounts.pay(budget, costs.get(provider, 1.0), now),
@@ -216,7 +228,7 @@ def _replace_silent(
     plan: Plan,
     silent: str,
     backends: Sequence[Backend],
-    stats: LatencyRegistry,
+    stats: ProviderRegistry,
     now: float | None,
     max_attempts: int,
 ) -> None:
@@ -231,7 +243,7 @@ def _replace_silent(
     plan.route_reason = f"{silent} was silent {plan.known[silent].silences} times in a row"
     if is_trial:
         plan.try_out(silent)
-        plan.is_trial = True
+        plan.is_free = True
 
 
 def silent_secs(
@@ -279,39 +291,3 @@ def _usd(backend: Backend, prompt_tokens: int | None) -> float | None:
         return None
     prompt = USUAL_PROMPT if prompt_tokens is None else prompt_tokens
     return (prompt * backend.usd_per_mtok[0] + USUAL_ANSWER * backend.usd_per_mtok[1]) / 1e6
-
-
-def learn(
-    stats: LatencyRegistry,
-    backends: Sequence[Backend],
-    attempts: Sequence[Attempt],
-    prompt_tokens: int | None,
-    *,
-    listened_to: Collection[int] = (),
-    with_sentences: bool = True,
-    lag_secs: float = 0.0,
-) -> None:
-    """Learn from the attempts of a finished turn.
-
-    Args:
-        stats: Receives the observations.
-        backends: The turn's candidates.
-        attempts: All attempts of the turn.
-        prompt_tokens: Size of the prompt; None if unknown.
-        listened_to: Numbers of losing attempts that still run to their first token. They are
-            learned from when they end.
-        with_sentences: Whether to learn times to the first sentence.
-        lag_secs: The delay of the event loop in seconds.
-    """
-    by_name = {backend.provider: backend for backend in backends}
-    for attempt in attempts:
-        backend = by_name[attempt.provider]
-        is_silence = stats.count_silence(backend, attempt, prompt_tokens, lag_secs)
-        if attempt.number not in listened_to:
-            stats.record(
-                backend,
-                attempt,
-                prompt_tokens,
-                with_sentence=with_sentences,
-                is_silence=is_silence,
-            )

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipecat_hedge.policy.hedge_benefit import BenefitCache, HedgeBenefit, joint
-from pipecat_hedge.policy.latency_model import AnswerTimes
-from pipecat_hedge.policy.survival import SurvivalCurve
+from pipecat_hedge.providers.latency import LatencyEstimate
+from pipecat_hedge.providers.survival import SurvivalCurve
 from pipecat_hedge.race.events import InFlight, LaunchDecision, Waiting
 
 EARLY, LATE = 1.6, 0.8
@@ -29,39 +29,6 @@ HANG_SHARE, HANG_TIMES, HANG_LEAST_SECS = 0.002, 2.0, 1.0
 which no curve contains."""
 LEAST_SHARE = 1e-6
 """Lower bound of a share, so that its quantile stays on the curve."""
-SILENCES = 2
-"""One silence may be a lost packet; after two in a row a provider loses its place."""
-
-
-@dataclass(frozen=True, slots=True)
-class LatencyEstimate:
-    """What is known of a provider's latency.
-
-    Parameters:
-        first_token: From the launch of an attempt to its first usable token.
-        sentence: From the first token to the first whole sentence; None where a token wins.
-        usual: The usual times to first token: in a slow period those from before it.
-        prior_weight: How much of it is still assumed, from 1 to nearly 0.
-        answers: How long its answers took, without the waits that were cut short.
-        silences: How many of its latest attempts in a row were silent until they were cut.
-    """
-
-    first_token: SurvivalCurve
-    sentence: SurvivalCurve | None
-    usual: SurvivalCurve
-    prior_weight: float
-    answers: AnswerTimes
-    silences: int
-
-    @property
-    def may_hang(self) -> bool:
-        """Whether its latest attempt was silent, and none has been answered since."""
-        return self.silences > 0
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether it has been silent in a row, so that another provider is to be asked first."""
-        return self.silences >= SILENCES
 
 
 @dataclass(frozen=True, slots=True)

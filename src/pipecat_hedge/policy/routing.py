@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipecat_hedge.policy.slow_period import PROBES, SlowPeriod
+from pipecat_hedge.providers.slow_period import TRIALS, SlowPeriod
 from pipecat_hedge.race.events import LaunchDecision, LaunchRule, Waiting
 
 
@@ -28,20 +28,20 @@ class Route:
 
     Parameters:
         order: The providers' names.
-        probe: The slow provider that is tried beside the first one; or None.
+        trial: The slow provider that is tried beside the first one; or None.
         replaced: The provider whose place another has taken; or None.
         hedges: The part of the budget that is left for hedges, from 0 to 1.
         reason: Why the order differs from the given one, for reports; None if it does not.
     """
 
     order: tuple[str, ...]
-    probe: str | None = None
+    trial: str | None = None
     replaced: str | None = None
     hedges: float = 1.0
     reason: str | None = None
 
 
-def route(
+def choose_route(
     given: Sequence[str],
     slow_periods: Mapping[str, SlowPeriod],
     median_secs: Mapping[str, float],
@@ -73,30 +73,30 @@ def route(
     rest = [name for name in given[1:] if name != other]
     reason = f"{first} has turned slow ({level:.2f} s or more), {other} takes"
     reason += f" {median_secs[other]:.2f} s at the median"
-    is_probed = not in_debt and (other in may_hang or slow_periods[first].is_probes_turn(budget))
-    is_next = is_probed or other in may_hang
+    is_tried = not in_debt and (other in may_hang or slow_periods[first].is_trial_turn(budget))
+    is_next = is_tried or other in may_hang
     order = (other, first, *rest) if is_next else (other, *rest, first)
-    return Route(order, first if is_probed else None, first, 1.0 - PROBES, reason)
+    return Route(order, first if is_tried else None, first, 1.0 - TRIALS, reason)
 
 
 @dataclass(frozen=True, slots=True)
-class Probing:
+class Trial:
     """Sends a trial request at the turn's start, then applies another rule; a ``LaunchRule``.
 
     Parameters:
         usual: The other rule.
-        probe: The provider to try. If it is ineligible for hedges now, there is no trial: another
-            provider in its place would yield no observation.
+        provider: The provider to try. If it is ineligible for hedges now, there is no trial:
+            another provider in its place would yield no observation.
     """
 
     usual: LaunchRule
-    probe: str
+    provider: str
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
         """Launch the trial beside the first attempt; see ``LaunchRule``."""
-        if len(waiting.in_flight) > 1 or waiting.next_provider != self.probe:
+        if len(waiting.in_flight) > 1 or waiting.next_provider != self.provider:
             return self.usual.next_launch(waiting)
-        return LaunchDecision(waiting.started_at, f"probes {waiting.next_provider}")
+        return LaunchDecision(waiting.started_at, f"tries {waiting.next_provider}")
 
 
 @dataclass(frozen=True, slots=True)

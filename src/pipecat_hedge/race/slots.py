@@ -14,18 +14,18 @@ class SlotQueue:
     may be made, up to one for each further provider.
     """
 
-    def __init__(self, candidates: Sequence[Slot], attempts: int, probe: str | None):
+    def __init__(self, candidates: Sequence[Slot], attempts: int, recovering: str | None):
         """Create the queue.
 
         Args:
             candidates: The slots, in the order of use.
             attempts: The most slots to use.
-            probe: The provider with a half-open breaker, which is used last; or None.
+            recovering: The provider with a half-open breaker, which is used last; or None.
         """
         self._slots = list(candidates)
         self._spare = attempts
         self._refunds = len({slot.provider for slot in candidates}) - 1
-        self._probe = probe
+        self._recovering = recovering
         self.standing = HedgeEligibilityChanged({})
 
     def __bool__(self) -> bool:
@@ -89,7 +89,7 @@ class SlotQueue:
         """
         standing = self.standing
         if reason == "primary" or not (
-            standing.reasons or standing.reluctance or standing.full or self._probe
+            standing.reasons or standing.reluctance or standing.full or self._recovering
         ):
             return 0
 
@@ -97,7 +97,7 @@ class SlotQueue:
             provider = self._slots[index].provider
             if reason == "hedge":
                 return provider in standing.full, provider in standing.reasons
-            reluctance = max(standing.reluctance.get(provider, 0), provider == self._probe)
+            reluctance = max(standing.reluctance.get(provider, 0), provider == self._recovering)
             return provider in standing.full, reluctance
 
         return min(range(len(self._slots)), key=rank)

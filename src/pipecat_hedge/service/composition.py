@@ -7,7 +7,6 @@ import ``service``.
 from __future__ import annotations
 
 import os
-import threading
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +14,10 @@ from typing import TYPE_CHECKING
 from loguru import logger
 from platformdirs import user_state_path
 
-from pipecat_hedge.limits.admission_controller import AdmissionController
 from pipecat_hedge.policy.hedge_policy import HedgePolicy
-from pipecat_hedge.policy.latency_registry import LatencyRegistry
-from pipecat_hedge.policy.shared_store import SharedStore
 from pipecat_hedge.policy.slo import Slo
-from pipecat_hedge.policy.stats_store import FileStore, StatsStore
+from pipecat_hedge.providers.shared_store import SharedStore
+from pipecat_hedge.providers.stats_store import FileStore, StatsStore
 from pipecat_hedge.race.errors import ConfigurationError, missing_extra
 from pipecat_hedge.race.reports import Tier
 from pipecat_hedge.service.events import EventHub
@@ -78,14 +75,11 @@ def default_store() -> StatsStore | SharedStore | None:
     return FileStore(user_state_path("pipecat-hedge", appauthor=False) / "stats.json")
 
 
-def join_fleet(
-    store: SharedStore, lock: threading.Lock, registry: LatencyRegistry, health: AdmissionController
-) -> FleetSync:
-    """Share a registry through a store. ``lock`` protects the registry."""
+def join_fleet(store: SharedStore, stats: ProviderStats) -> FleetSync:
+    """Share statistics through a store."""
     from pipecat_hedge.fleet.sync import FleetSync
 
-    accounts, simulated = registry.accounts.accounts, registry.simulated
-    return FleetSync(store, lock, registry.latencies, accounts, health, simulated)
+    return FleetSync(store, stats, stats.accounts.accounts)
 
 
 def slo_tracker(events: EventHub) -> SloTracker:

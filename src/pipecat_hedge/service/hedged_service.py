@@ -37,11 +37,11 @@ from pipecat.services.settings import LLMSettings, ServiceSettings
 from pipecat.utils.errors import ErrorCategory
 from pipecat.utils.types import is_given
 
-from pipecat_hedge.limits.loop_lag import is_real
 from pipecat_hedge.policy.arguments import refuse_unknown
 from pipecat_hedge.policy.hedge_policy import HedgePolicy, slo_of
 from pipecat_hedge.policy.slo import Slo
-from pipecat_hedge.policy.survival import SurvivalCurve
+from pipecat_hedge.providers.loop_lag import is_real
+from pipecat_hedge.providers.survival import SurvivalCurve
 from pipecat_hedge.race.errors import AllProvidersFailed, AttemptError, ConfigurationError
 from pipecat_hedge.race.reports import (
     TIERS,
@@ -53,8 +53,7 @@ from pipecat_hedge.race.reports import (
 )
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service import composition
-from pipecat_hedge.service.admission import Admission, AdmissionMode, admission_terms, divided
-from pipecat_hedge.service.candidates import Candidates
+from pipecat_hedge.service.admission_terms import AdmissionMode, admission_terms, divided
 from pipecat_hedge.service.events import EventHub
 from pipecat_hedge.service.inference import Inference
 from pipecat_hedge.service.known_answers import (
@@ -65,17 +64,19 @@ from pipecat_hedge.service.known_answers import (
 )
 from pipecat_hedge.service.metrics import HedgeMetricsData
 from pipecat_hedge.service.pipeline_search import context_of, find_output
+from pipecat_hedge.service.planned_turn import TurnSpec
 from pipecat_hedge.service.provider import Provider, as_providers
 from pipecat_hedge.service.provider_pool import ProviderPool
+from pipecat_hedge.service.provider_race import ProviderRace
+from pipecat_hedge.service.provider_states import breaker_report, states_of
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.service.rejections import Rejections
 from pipecat_hedge.service.retract import RetractText, RetractTextFrame
 from pipecat_hedge.service.service_adapter import ServiceAdapter, ToolCalls
 from pipecat_hedge.service.token_budget import TokenBudget, budget_of
 from pipecat_hedge.service.tokens import estimate_tokens
-from pipecat_hedge.service.turn import Turn
+from pipecat_hedge.service.turn import AnswerOptions, Turn
 from pipecat_hedge.service.turn_order import TurnOrder
-from pipecat_hedge.service.turn_planner import TurnPlanner, breaker_report, state_of
 
 _HOST_SETTINGS = ("filter_incomplete_user_turns", "user_turn_completion_config")
 """Settings that this service applies itself: the answer passes through it and not a member."""
@@ -209,7 +210,7 @@ class HedgedLLMService(LLMService):
         self._policy = policy or HedgePolicy.adaptive()
         self._stats = stats or shared_stats()
         self._shared_settings = settings
-        self._members = ProviderPool(providers, self._stats.health)
+        self._members = ProviderPool(providers, self._stats)
         self._rejections, self._inference_rejections = Rejections(), Rejections()
         self._terms = admitted
         self._tracer = tracer
@@ -259,16 +260,10 @@ class HedgedLLMService(LLMService):
         except RuntimeError:  # outside of a loop: the clock of asyncio's own loops
             now = time.monotonic()
         members, rejections = self._members, self._rejections
-        bounds = self._terms.bounds
+        states = states_of(members.entries, self._stats, self._terms, now)
         return tuple(
-            state_of(
-                member,
-                self._stats,
-                now,
-                is_last=members.comes_last(member, rejections),
-                bounds=bounds,
-            )
-            for member in members.entries
+            dataclasses.replace(state, is_last=members.comes_last(member, rejections))
+            for member, state in zip(members.entries, states, strict=True)
         )
 
     @property
@@ -354,7 +349,7 @@ class HedgedLLMService(LLMService):
         self._tracer.setup(setup)
         await self._members.setup(setup)
         if self._runs_on is None:
-            self._stats.hold()
+            self._stats.begin_session()
             self._runs_on = asyncio.get_running_loop()
 
     async def cleanup(self) -> None:
@@ -369,7 +364,7 @@ class HedgedLLMService(LLMService):
             await self._members.cleanup()
             if self._runs_on is not None:
                 self._runs_on = None
-                await self._stats.release()
+                await self._stats.end_session()
 
     async def start(self, frame: StartFrame) -> None:
         """Start the members and prepare them for the first turn."""
@@ -387,14 +382,14 @@ class HedgedLLMService(LLMService):
 
     async def stop(self, frame: EndFrame) -> None:
         """Publish pending reports and stop the members."""
-        await self._end_probes()
+        await self._end_observed()
         await self._members.stop_keeping_connections()
         await super().stop(frame)
         await self._members.control(frame)
 
     async def cancel(self, frame: CancelFrame) -> None:
         """Publish pending reports and stop the members at once."""
-        await self._end_probes()
+        await self._end_observed()
         await self._members.stop_keeping_connections()
         await super().cancel(frame)
         await self._members.control(frame)
@@ -444,36 +439,22 @@ class HedgedLLMService(LLMService):
         prompt_tokens = estimate_tokens(context)
         if (most := self._token_budget.prompt) is not None:
             prompt_tokens = min(prompt_tokens, most)
-        now = asyncio.get_running_loop().time()
-        candidates = self._candidates(now, self._rejections, choice.first)
-        admission = self._admission(candidates)
-        try:
-            planner = TurnPlanner(
-                self._policy,
-                candidates,
-                self._stats,
-                output.commit_on,
-                prompt_tokens=prompt_tokens,
-                has_tools=bool(context.tools),
-                now=now,
-                choice=choice,
-            )
-            trace = self._tracer.begin(self._turns, self._policy.name, self.tier)
-            turn = Turn(
-                self._turns,
-                context,
-                planner,
-                admission,
-                self,
-                output,
-                trace,
-                self.may_wait,
-                most_tokens=self._token_budget.answer,
-                is_speculative=self._speculation_gate.is_speculating,
-            )
-        except BaseException:
-            admission.close()  # release a probe claim
-            raise
+        spec = TurnSpec(
+            "tool_follow_up" if _answers_tool(context) else "primary",
+            self._policy.commits_on(output.commit_on),
+            prompt_tokens,
+            has_tools=bool(context.tools),
+            choice=choice,
+        )
+        turn = Turn(
+            self._turns,
+            context,
+            self._race(spec, self._rejections),
+            self,
+            AnswerOptions(output, self.may_wait, self._token_budget.answer),
+            self._tracer.begin(self._turns, self._policy.name, self.tier),
+            is_speculative=self._speculation_gate.is_speculating,
+        )
         self._turn = self._speculation = turn
         ended = False
 
@@ -495,7 +476,6 @@ class HedgedLLMService(LLMService):
             await self.start_ttfb_metrics()
             await turn.run(self._drains, end)
         finally:
-            admission.close()
             try:  # in any case the turn is reported and its spans end
                 try:
                     if not ended:
@@ -576,26 +556,18 @@ class HedgedLLMService(LLMService):
             except Exception as error:
                 logger.warning(f"{self}: {source.name} keeps nothing: {type(error).__name__}")
 
-    def _admission(
-        self, candidates: Candidates[ServiceAdapter], *, has_first_token: bool = True
-    ) -> Admission:
-        stats = self._stats
-        terms = dataclasses.replace(self._terms, has_first_token=has_first_token)
-        if terms.sheds and stats.fleet is not None:
-            terms = divided(terms, stats.fleet.processes)
-        return Admission(stats.health, candidates, terms, stats.loop_watch)
-
-    def _candidates(
-        self, now: float, rejections: Rejections, first: Sequence[str] = ()
-    ) -> Candidates[ServiceAdapter]:
+    def _race(self, spec: TurnSpec, rejections: Rejections) -> ProviderRace[Any, ServiceAdapter]:
         self._members.offer(self.get_llm_adapter().builtin_tools)
-        return self._members.candidates(
-            now,
-            self._order.of(first),
-            sheds=self._terms.sheds,
-            rejections=rejections,
-            is_given=bool(first) or self._policy.has_given_order,
+        members = self._members.of_turn(
+            asyncio.get_running_loop().time(),
+            self._order.of(spec.choice.first),
+            rejections,
+            is_given=bool(spec.choice.first) or self._policy.has_given_order,
         )
+        terms = dataclasses.replace(self._terms, has_first_token=not spec.whole_answers)
+        if terms.sheds and self._stats.fleet is not None:
+            terms = divided(terms, self._stats.fleet.processes)
+        return ProviderRace(self._stats, self._policy, spec, members, terms)
 
     async def _report_failure(self, failure: AllProvidersFailed) -> None:
         await self.cancel_ttfb_metrics()
@@ -611,7 +583,7 @@ class HedgedLLMService(LLMService):
             self._speculation.settle(is_confirmed=False)
             self._speculation = None
 
-    async def _end_probes(self) -> None:
+    async def _end_observed(self) -> None:
         self._end_speculation()
         if self._policy.losers == "cancel":
             await self._drains.close()
@@ -657,32 +629,23 @@ class HedgedLLMService(LLMService):
             AllProvidersFailed: If no provider answered or, with ``admission="shed"``, none had
                 room.
         """
-        now = asyncio.get_running_loop().time()
-        candidates = self._candidates(now, self._inference_rejections)
-        admission = self._admission(candidates, has_first_token=False)
         options = {
             "max_tokens": max_tokens,
             "system_instruction": system_instruction,
             "response_schema": response_schema,
         }
+        spec = TurnSpec(
+            "background",
+            self._policy.commits_on("first_token"),
+            estimate_tokens(context),
+            has_tools=bool(context.tools),
+            measures="whole_answer",
+        )
+        race = self._race(spec, self._inference_rejections)
         try:
-            planner = TurnPlanner(
-                self._policy,
-                candidates,
-                self._stats,
-                "first_token",
-                prompt_tokens=estimate_tokens(context),
-                has_tools=bool(context.tools),
-                whole_answers=True,
-                now=now,
-            )
-            inference = Inference(context, planner, admission, options)
-            try:
-                return await inference.run()
-            finally:
-                await self._learn(self._inference_rejections, inference.errors, inference.answered)
+            return await Inference(context, options).run(race)
         finally:
-            admission.close()
+            await self._learn(self._inference_rejections, race.errors, race.answered)
 
     # ---- before the first turn
 
@@ -726,7 +689,7 @@ class HedgedLLMService(LLMService):
                 f"{self}: {provider} rejected a request ({error.category}) and comes last until it "
                 "answers one. Check its key, model and settings"
             )
-        for report in map(breaker_report, self._stats.health.take_changes()):
+        for report in map(breaker_report, self._stats.take_changes()):
             level = "WARNING" if report.after == "open" else "INFO"
             logger.log(level, f"{report.provider} is {report.after}: {report.reason}")
             self.events.publish(report)
@@ -919,6 +882,11 @@ def _log(name: str, report: TurnReport) -> None:
             logger.debug(
                 f"turn {report.turn}: a connection to {attempt.provider} was opened, {secs:.3f} s"
             )
+
+
+def _answers_tool(context: LLMContext) -> bool:
+    last = context.messages[-1] if context.messages else None
+    return isinstance(last, dict) and last.get("role") == "tool"
 
 
 def _no_change() -> LLMSettings:

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
-from pipecat_hedge.policy.backends import SIMULATED_HEADER
+from pipecat_hedge.providers.backends import SIMULATED_HEADER
 from pipecat_hedge.service.stages import Stages
 
 # A context variable, because a client is shared and a request does not name its attempt.

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from pipecat.services.llm_service import LLMService, WebsocketLLMService
 from pipecat.services.websocket_service import WebsocketService
 
-from pipecat_hedge.limits.circuit_breaker import CircuitBreakerSettings
 from pipecat_hedge.policy.arguments import require
+from pipecat_hedge.providers.circuit_breaker import CircuitBreakerSettings
 from pipecat_hedge.race.errors import ConfigurationError
 
 

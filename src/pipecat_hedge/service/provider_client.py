@@ -22,7 +22,7 @@ from pipecat.utils.errors import (
     extract_http_status_code,
 )
 
-from pipecat_hedge.limits.rate_limit_headers import http_date, used_up_secs
+from pipecat_hedge.providers.rate_limit_headers import http_date, used_up_secs
 from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.service.http_listener import install_hooks, record_mark
 from pipecat_hedge.service.portable import Dialect

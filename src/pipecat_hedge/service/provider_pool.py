@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
@@ -17,10 +16,11 @@ from pipecat.processors.frame_processor import FrameProcessorSetup
 from pipecat.services.llm_service import FunctionCallRegistryItem
 from pipecat.services.settings import LLMSettings
 
-from pipecat_hedge.limits.admission_controller import AdmissionController
-from pipecat_hedge.limits.permits import Rejected, Terms
+from pipecat_hedge.providers.permits import Rejected, Terms
+from pipecat_hedge.providers.registry import ProviderRegistry
 from pipecat_hedge.race.task_scope import TaskScope
-from pipecat_hedge.service.candidates import Candidates, ProviderMember, choose_candidates
+from pipecat_hedge.service.candidates import TurnMembers
+from pipecat_hedge.service.member import Member
 from pipecat_hedge.service.provider import Provider
 from pipecat_hedge.service.rejections import Rejections
 from pipecat_hedge.service.service_adapter import ServiceAdapter
@@ -35,21 +35,21 @@ class ProviderPool:
         adapters: All instances.
     """
 
-    def __init__(self, providers: Sequence[Provider], health: AdmissionController):
+    def __init__(self, providers: Sequence[Provider], stats: ProviderRegistry):
         """Host the providers' services.
 
         Args:
             providers: Checked by ``as_providers``.
-            health: The process's registry.
+            stats: The process's registry.
         """
-        self._health = health
+        self._stats = stats
         self.providers = tuple(providers)
         for provider in providers:
             if provider.breaker is not None:
-                health.configure_breaker(provider.name, provider.breaker)
+                stats.configure_breaker(provider.name, provider.breaker)
         is_alone = sum(len(provider.services) for provider in providers) == 1
         self.entries = tuple(
-            ProviderMember(
+            Member(
                 provider,
                 tuple(ServiceAdapter(s, provider, is_alone=is_alone) for s in provider.services),
             )
@@ -57,19 +57,18 @@ class ProviderPool:
         )
         self.adapters = tuple(c for entry in self.entries for c in entry.adapters)
         for adapter in self.adapters:
-            adapter.share_load(health.loads)
+            adapter.share_load(stats.loads)
         self._refreshes = TaskScope()
 
-    def candidates(
+    def of_turn(
         self,
         now: float,
-        order: Sequence[ProviderMember[ServiceAdapter]],
-        *,
-        sheds: bool = False,
+        order: Sequence[Member[ServiceAdapter]],
         rejections: Rejections,
+        *,
         is_given: bool = False,
-    ) -> Candidates[ServiceAdapter]:
-        """The providers that a turn may use; see ``choose_candidates``.
+    ) -> TurnMembers[ServiceAdapter]:
+        """The providers in one turn.
 
         Those that rejected a request, that Pipecat reports as unusable, or that still answer the
         turn before come last.
@@ -77,32 +76,26 @@ class ProviderPool:
         Args:
             now: The loop's time.
             order: The providers in this turn's order.
-            sheds: Whether open breakers end the turn instead (``admission="shed"``).
             rejections: Those of the turns of this kind.
             is_given: Whether the user insists on the order.
         """
         last = dict.fromkeys(rejections.begin_turn(), "has rejected a request")
-        members: list[ProviderMember[ServiceAdapter]] = []
+        members: list[Member[ServiceAdapter]] = []
         for member in order:
             usable = tuple(a for a in member.adapters if a.is_usable)
             if not usable:
-                last[member.provider.name] = "is unusable"
+                last[member.name] = "is unusable"
             elif all(a.is_thinking if is_given else a.is_observed for a in member.adapters):
-                last[member.provider.name] = "still answers the turn before"
+                last[member.name] = "still answers the turn before"
             elif len(usable) < len(member.adapters):
-                member = ProviderMember(member.provider, usable)
+                member = Member(member.provider, usable)
             members.append(member)
-        found = choose_candidates(members, self._health, now, sheds=sheds)
-        if not last:
-            return found
-        return dataclasses.replace(
-            found, last={**found.last, **last}, rejecting=rejections.to_try(now)
-        )
+        return TurnMembers(members, last, rejections.to_try(now) if last else "")
 
-    def comes_last(self, member: ProviderMember[ServiceAdapter], rejections: Rejections) -> bool:
+    def comes_last(self, member: Member[ServiceAdapter], rejections: Rejections) -> bool:
         """Whether a provider comes last because of what it rejected, or as unusable."""
         is_usable = any(adapter.is_usable for adapter in member.adapters)
-        return not is_usable or member.provider.name in rejections.last
+        return not is_usable or member.name in rejections.last
 
     def adapter_of(self, service: object) -> ServiceAdapter | None:
         """The adapter that hosts ``service``, or None."""
@@ -138,29 +131,32 @@ class ProviderPool:
 
     async def _warm(
         self,
-        entry: ProviderMember[ServiceAdapter],
+        entry: Member[ServiceAdapter],
         adapter: ServiceAdapter,
         context: LLMContext | None,
         terms: Terms,
         refusal: Callable[[], str | None],
     ) -> None:
         loop = asyncio.get_running_loop()
-        if self._health.state(entry.key, loop.time()) != "closed":
+        stats, key = self._stats, entry.key
+        (standing,) = stats.standing([key], "warm_up", terms, loop.time())
+        if standing.breaker != "closed":
             return
 
         @contextlib.asynccontextmanager
         async def acquire_permit() -> AsyncGenerator[None]:
-            health, key, now = self._health, entry.key, loop.time()
-            reason = refusal() or health.refusals([key], "warm_up", terms, now).get(key)
+            now = loop.time()
+            (standing,) = stats.standing([key], "warm_up", terms, now)
+            reason = refusal() or standing.full
             if reason is not None:
                 raise Rejected(reason)
-            permit = health.issue(key, "warm_up", terms, now)
-            hold = health.holds.add(lambda: health.release(permit, "dropped", now))
+            permit = stats.issue(key, "warm_up", terms, now)
+            hold = stats.holds.add(lambda: stats.release(permit, "dropped", now))
             try:
                 yield
             finally:
-                if health.holds.drop(hold):
-                    health.release(permit, "dropped", loop.time())
+                if stats.holds.drop(hold):
+                    stats.release(permit, "dropped", loop.time())
 
         await adapter.warm(context, acquire_permit)
 
@@ -171,9 +167,10 @@ class ProviderPool:
                 may_send = functools.partial(self._may_refresh, entry, adapter)
                 adapter.connection.keep(self._refreshes, may_send)
 
-    def _may_refresh(self, entry: ProviderMember[ServiceAdapter], adapter: ServiceAdapter) -> bool:
-        standing = self._health.breaker_states([entry.key], asyncio.get_running_loop().time())
-        return standing == [("closed", 0.0)] and adapter.is_usable
+    def _may_refresh(self, entry: Member[ServiceAdapter], adapter: ServiceAdapter) -> bool:
+        now = asyncio.get_running_loop().time()
+        (standing,) = self._stats.standing([entry.key], "warm_up", Terms(), now)
+        return standing.is_well and adapter.is_usable
 
     def turn_began(self) -> None:
         """Record that the session is active, so that its connections are kept open."""
@@ -197,7 +194,7 @@ class ProviderPool:
 
     def provider_of(self, adapter: ServiceAdapter) -> str:
         """The name of an instance's provider."""
-        return next(e.provider.name for e in self.entries if adapter in e.adapters)
+        return next(e.name for e in self.entries if adapter in e.adapters)
 
     def instruct(self, addition: str | None) -> None:
         """Append a text to every member's system instruction; None removes it."""

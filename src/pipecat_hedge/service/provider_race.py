@@ -1,4 +1,4 @@
-"""A race of providers: sends the requests, reports their outcomes, releases their permits.
+"""A race of providers: plans it, sends the requests, reports and learns from their outcomes.
 
 One ``ProviderAttempt`` holds all of an attempt's state. A spoken turn, a one-shot inference and a
 proxied request differ only in how a request is sent and where its answer goes (``TurnHost``).
@@ -12,11 +12,16 @@ import functools
 import random
 from typing import Generic, Protocol, TypeVar
 
-from pipecat_hedge.limits.loop_holds import Hold
-from pipecat_hedge.limits.permits import Permit
-from pipecat_hedge.limits.priority import WorkClass, working_as
-from pipecat_hedge.limits.verdict import Verdict, classify
-from pipecat_hedge.policy.provider_latency import size_class
+from pipecat_hedge.policy.hedge_benefit import joint
+from pipecat_hedge.policy.hedge_policy import HedgePolicy
+from pipecat_hedge.providers.backends import Backend
+from pipecat_hedge.providers.latency import size_class
+from pipecat_hedge.providers.loop_holds import Hold
+from pipecat_hedge.providers.permits import Permit, Terms
+from pipecat_hedge.providers.priority import WorkClass, working_as
+from pipecat_hedge.providers.slow_period import late_secs
+from pipecat_hedge.providers.survival import SurvivalCurve
+from pipecat_hedge.providers.verdict import Verdict, classify
 from pipecat_hedge.race.attempt import UNSURE_LAG_SECS, Attempt
 from pipecat_hedge.race.driver import ALL_ELIGIBLE, AttemptSink, RaceDriver, RaceHost
 from pipecat_hedge.race.errors import AllProvidersFailed, AttemptError
@@ -24,26 +29,27 @@ from pipecat_hedge.race.events import (
     Commit,
     Continue,
     HedgeEligibilityChanged,
+    InFlight,
     Launch,
     LaunchReason,
     Progressed,
     Slot,
     StreamBroken,
 )
-from pipecat_hedge.race.race import Race
+from pipecat_hedge.race.race import Phase, Race
 from pipecat_hedge.race.task_scope import TaskScope
-from pipecat_hedge.service.admission import Admission
 from pipecat_hedge.service.attempt_stats import AttemptStats
-from pipecat_hedge.service.candidates import (
+from pipecat_hedge.service.candidates import TurnMembers
+from pipecat_hedge.service.member import (
     A,
     Instance,
-    ProviderMember,
     hedge_refusals,
     slots,
     take_best_instance,
 )
+from pipecat_hedge.service.planned_turn import PlannedTurn, TurnSpec, plan_of
 from pipecat_hedge.service.provider_client import exception_error
-from pipecat_hedge.service.turn_planner import TurnPlanner
+from pipecat_hedge.service.provider_stats import ProviderStats
 
 T = TypeVar("T")
 B = TypeVar("B", contravariant=True)
@@ -61,11 +67,11 @@ class ProviderAttempt(Attempt):
         hold: Gives the permit back if the event loop is closed.
         sent_at: When it was passed to the service, or None.
         closed_at: When its request was closed, or None.
-        is_probing: Whether it has lost and runs on to its first token, as a latency probe.
-        has_claim: Whether it is the provider's only latency probe.
+        is_observed: Whether it has lost and runs on to its first token, as an observed loser.
+        has_claim: Whether it is the provider's only observed loser; see ``claim_observed_loser``.
         is_unmeasured: Whether its provider's latency is to be measured if it loses.
-        probe_alarm: Ends the latency probe if the provider is silent for too long; None for an
-            attempt that does not become one.
+        silence_alarm: Ends the observation if the provider is silent for too long; None for an
+            attempt that is not observed if it loses.
         is_silent: Whether that timer fired before anything came.
     """
 
@@ -74,12 +80,12 @@ class ProviderAttempt(Attempt):
         "closed_at",
         "has_claim",
         "hold",
-        "is_probing",
+        "is_observed",
         "is_silent",
         "is_unmeasured",
         "permit",
-        "probe_alarm",
         "sent_at",
+        "silence_alarm",
         "stats",
     )
 
@@ -100,8 +106,8 @@ class ProviderAttempt(Attempt):
         self.hold: Hold | None = None
         self.sent_at: float | None = None
         self.closed_at: float | None = None
-        self.is_probing = self.has_claim = self.is_unmeasured = False
-        self.probe_alarm: asyncio.TimerHandle | None = None
+        self.is_observed = self.has_claim = self.is_unmeasured = False
+        self.silence_alarm: asyncio.TimerHandle | None = None
         self.is_silent = False
 
     @property
@@ -113,7 +119,7 @@ class ProviderAttempt(Attempt):
     @property
     def token_at(self) -> float | None:
         """When its first usable token came, also after it had lost; or None."""
-        return self.stats.first_answer_at if self.is_probing else self.first_token_at
+        return self.stats.first_answer_at if self.is_observed else self.first_token_at
 
 
 class TurnHost(Protocol[T, B]):
@@ -137,72 +143,103 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
     """The race of one turn, inference or proxied request.
 
     Attributes:
-        race: The race; None until the turn is admitted.
+        policy: The user's policy.
+        spec: What the turn asks for.
+        planned: How it is raced; None before ``run``.
+        race: The race; None until a request may be sent.
         losers: ``cancel`` or ``drain``, for this turn.
-        is_speculative: Whether the caller's turn may still go on; set it before ``admit``.
+        is_speculative: Whether the caller's turn may still go on; set it before ``run``.
         attempts: Every attempt, in the order of launch.
         failure: Why nothing was released, after the race; None if something was.
     """
 
+    _host: TurnHost[T, A]  # set by run
+
     def __init__(
         self,
-        planner: TurnPlanner[A],
-        admission: Admission,
-        work: WorkClass,
-        host: TurnHost[T, A],
-        *,
-        rescues: bool = True,
+        stats: ProviderStats,
+        policy: HedgePolicy,
+        spec: TurnSpec,
+        members: TurnMembers[A],
+        terms: Terms,
     ):
-        """Prepare the attempts; nothing is sent yet.
+        """Prepare a race; nothing is sent yet.
 
         Args:
-            planner: The turn's plan, which also learns from it.
-            admission: The turn's permits.
-            work: The work class of the first request.
-            host: Sends the requests, and takes the answer.
-            rescues: Whether a committed answer that stalls is continued.
+            stats: The providers' statistics.
+            policy: The user's policy.
+            spec: What the turn asks for.
+            members: The session's providers.
+            terms: On which terms its requests are admitted.
         """
         self._loop = asyncio.get_running_loop()
-        self._planner = planner
-        self._policy = planner.policy
-        self._admission = admission
-        self._work: WorkClass = work
-        self._host = host
-        self._rescues = rescues
-        self._instances = {m.provider.name: m.adapters for m in planner.candidates}
-        self._idle = {name: list(instances) for name, instances in self._instances.items()}
+        self._stats = stats
+        self.policy = policy
+        self.spec = spec
+        self._members = members
+        self.terms = terms
+        self._idle: dict[str, list[A]] = {}
         self._driver: RaceDriver[T] | None = None
+        self._recovering: str | None = None
+        self.planned: PlannedTurn[A] | None = None
         self.race: Race | None = None
-        self.losers = self._policy.losers
-        if random.random() >= self._policy.drain_share:
+        self.losers = policy.losers
+        if random.random() >= policy.drain_share:
             self.losers = "cancel"
         self.is_speculative = False
         self.attempts: list[ProviderAttempt] = []
         self.failure: AllProvidersFailed | None = None
 
-    def admit(self, *, stall_secs: float | None = None) -> bool:
-        """Choose the first provider and create the race.
+    async def run(
+        self,
+        host: TurnHost[T, A],
+        scope: TaskScope,
+        drains: TaskScope | None = None,
+        *,
+        stall_secs: float | None = None,
+    ) -> None:
+        """Plan the race, run it to its end, and learn from it.
 
         Args:
+            host: Sends the requests, and takes the answer.
+            scope: Owns the attempts' tasks.
+            drains: Takes over the losers that finish; None closes all of them.
             stall_secs: The stall time of all providers, and the longest silence before another one
                 gets a request; None keeps each provider's own.
-
-        Returns:
-            Whether a request may be sent.
         """
-        candidates, admission = self._planner.candidates, self._admission
-        name = admission.first_choice(candidates, self._work)
-        if name is None:
-            self.failure = AllProvidersFailed((), reason=admission.reason)
-            return False
-        # It may be another provider than the plan's first.
-        order = sorted(candidates, key=lambda member: member.provider.name != name)
-        self.race = self._new_race(order, stall_secs)
-        return True
+        self._host = host
+        holds, planned = self._stats.holds, self._plan()
+        claim, costs = holds.add(self._drop_recovery), holds.add(planned.plan.close)
+        try:
+            if not planned.order:
+                self.failure = AllProvidersFailed((), reason=planned.reason)
+                return
+            self.race = self._new_race(planned, stall_secs)
+            driver = self._driver = RaceDriver(self.race, scope, self, drains)
+            await driver.run(self._loop.time())
+            if driver.failure_command is not None:
+                self.failure = AllProvidersFailed(driver.failure_command.errors)
+        finally:
+            for attempt in self.attempts:
+                if attempt.sent_at is None and attempt.closed_at is None:  # was not begun
+                    self._end(attempt, None)
+            if holds.drop(claim):
+                self._drop_recovery()
+            if holds.drop(costs):
+                planned.plan.close()
+                self._learn()
 
-    def _new_race(self, order: list[ProviderMember[A]], stall_secs: float | None) -> Race:
-        plan, policy = self._planner.plan, self._policy
-        candidates = slots(order, policy, plan.known)
+    def _plan(self) -> PlannedTurn[A]:
+        now = self._loop.time()
+        planned = self.planned = plan_of(
+            self.policy, self._stats, self.spec, self._members, self.terms, now
+        )
+        self._recovering = planned.recovering
+        self._idle = {member.name: list(member.adapters) for member in planned.order}
+        return planned
+
+    def _new_race(self, planned: PlannedTurn[A], stall_secs: float | None) -> Race:
+        candidates = slots(planned.order, self.policy, planned.plan.known)
         if stall_secs is not None:
             candidates = [
                 dataclasses.replace(
@@ -212,15 +249,15 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
                 )
                 for slot in candidates
             ]
-        # A recovery probe is an additional attempt.
-        probe = self._admission.probe if len(order) > 1 else None
+        # A recovery request is an additional attempt.
+        recovering = self._recovering if len(planned.order) > 1 else None
         return Race(
             candidates,
-            plan.rule,
-            max_attempts=policy.max_attempts + (probe is not None),
-            commit_on=self._planner.commit_on,
-            deadline_secs=policy.deadline_secs,
-            probe=probe,
+            planned.plan.rule,
+            max_attempts=self.policy.max_attempts + (recovering is not None),
+            commit_on=self.spec.commit_on,
+            deadline_secs=self.policy.deadline_secs,
+            recovering=recovering,
             jitter=random.random(),
             is_speculative=self.is_speculative,
             make_attempt=self._new_attempt,
@@ -229,38 +266,36 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
     def _new_attempt(
         self, number: int, slot: Slot, reason: LaunchReason, launched_at: float, detail: str | None
     ) -> ProviderAttempt:
-        permit = self._admission.issue(slot.provider, self._work_of(number, reason))
+        is_recovery = slot.provider == self._recovering
+        if is_recovery:
+            self._recovering = None  # releasing the permit ends the claim
+        key, work = self._backend(slot.provider).record_key, self._work_of(number, reason)
+        permit = self._stats.issue(
+            key, work, self._terms, self._loop.time(), is_recovery=is_recovery
+        )
         attempt = ProviderAttempt(number, slot, reason, launched_at, detail, permit)
-        attempt.hold = self._admission.holds.add(functools.partial(self._abandon, attempt))
+        attempt.hold = self._stats.holds.add(functools.partial(self._abandon, attempt))
         attempt.stats.keeps_text = self.losers == "drain"
         self.attempts.append(attempt)
         return attempt
 
-    async def run(
-        self,
-        scope: TaskScope,
-        drains: TaskScope | None = None,
-    ) -> None:
-        """Run the race to its end, and learn from it.
+    def _drop_recovery(self) -> None:
+        """Release the claim of a recovery request that was not sent."""
+        if self._recovering is not None:
+            key, self._recovering = self._backend(self._recovering).record_key, None
+            self._stats.drop_recovery(key, self._loop.time())
 
-        Args:
-            scope: Owns the attempts' tasks.
-            drains: Takes over the losers that finish; None closes all of them.
-        """
-        assert self.race is not None
-        driver = self._driver = RaceDriver(self.race, scope, self, drains)
-        hold = self._admission.holds.add(self._planner.plan.close)
-        try:
-            await driver.run(self._loop.time())
-        finally:
-            for attempt in self.attempts:
-                if attempt.sent_at is None and attempt.closed_at is None:  # was not begun
-                    self._end(attempt, None)
-            if self._admission.holds.drop(hold):
-                self._planner.plan.close()
-                self._learn()
-        if driver.failure_command is not None:
-            self.failure = AllProvidersFailed(driver.failure_command.errors)
+    @property
+    def _terms(self) -> Terms:
+        return self._planned.terms
+
+    @property
+    def _planned(self) -> PlannedTurn[A]:
+        assert self.planned is not None, "run plans the race"
+        return self.planned
+
+    def _backend(self, provider: str) -> Backend:
+        return self._planned.backends[provider]
 
     def confirm(self) -> None:
         """Report that the caller's turn has ended: from now on hedges may be sent."""
@@ -271,14 +306,24 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
     def _learn(self) -> None:
         """Learn from the attempts; those of a withdrawn turn were not waited for."""
         self._mark_simulated()
-        if self.is_speculative and self.race is not None and self.race.winner is None:
+        is_withdrawn = self.is_speculative and self.race is not None and self.race.winner is None
+        if is_withdrawn or not self.spec.is_learned:
             for attempt in self.attempts:
-                self._planner.forget(attempt)
+                self._forget(attempt)
             return
         for attempt in self.attempts:
             if attempt.first_token_at is None and attempt.progressed_at is None:
                 attempt.progressed_at = attempt.stats.stages.deltas.delta_at
-        self._planner.learn(self.attempts, {a.number for a in self.attempts if a.is_probing})
+        self._stats.learn(
+            list(self._planned.backends.values()),
+            self.attempts,
+            self.spec.prompt_tokens,
+            observed={a.number for a in self.attempts if a.is_observed},
+            lag_secs=self._stats.loop_watch.lag_now(),
+        )
+
+    def _forget(self, attempt: ProviderAttempt) -> None:
+        self._stats.forget(self._backend(attempt.provider), attempt)
 
     @property
     def winner(self) -> ProviderAttempt | None:
@@ -296,15 +341,50 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         """The providers that have begun to answer, winners or not."""
         return {a.provider for a in self.attempts if a.stats.has_answer}
 
+    def price_of(self, provider: str) -> tuple[float, float] | None:
+        """A provider's US dollars per million ``(input, output)`` tokens; None if it is unknown."""
+        return self._backend(provider).usd_per_mtok
+
     @property
-    def probes(self) -> list[ProviderAttempt]:
-        """The losing attempts that still run as latency probes, and whose end is reported."""
+    def observed(self) -> list[ProviderAttempt]:
+        """The observed losers that still run, and whose end is reported."""
         return [a for a in self.attempts if a.has_claim and a.closed_at is None]
 
-    async def wait_for_probes(self) -> None:
-        """Wait until the requests of ``probes`` are closed."""
+    async def wait_for_observed(self) -> None:
+        """Wait until the requests of ``observed`` are closed."""
         if self._driver is not None:
-            await self._driver.wait_for([attempt.number for attempt in self.probes])
+            await self._driver.wait_for([attempt.number for attempt in self.observed])
+
+    def wait_from(self, started_at: float) -> SurvivalCurve | None:
+        """The distribution of the wait for an answer.
+
+        Args:
+            started_at: When the wait began, in the loop's time.
+
+        Returns:
+            The wait from then on; None if nothing is waited for, or with just one live or planned
+            attempt. Past waits are then the better estimate.
+        """
+        race = self.race
+        if race is None or race.phase is not Phase.WAITING:
+            return None
+        known = self._stats.estimates(
+            list(self._planned.backends.values()),
+            self.spec.prompt_tokens,
+            by_sentence=self.spec.commit_on == "first_sentence",
+        )
+        waits: list[tuple[SurvivalCurve, float]] = []
+        live: list[Attempt | InFlight] = [a for a in race.attempts if a.outcome is None]
+        planned = race.planned
+        for request in [*live, *([] if planned is None or not live else [planned])]:
+            curve, sentence = known[request.provider].first_token, known[request.provider].sentence
+            sent = request.launched_at
+            if sentence is not None and request.first_token_at is not None:
+                curve, sent = sentence, request.first_token_at
+            elif sentence is not None:
+                curve = curve.delayed(sentence.quantile(0.5))
+            waits.append((curve, sent - started_at))
+        return joint(waits) if len(waits) > 1 else None
 
     @property
     def is_idle(self) -> bool:
@@ -342,55 +422,70 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
 
     def _end(self, attempt: ProviderAttempt, error: AttemptError | None) -> None:
         hold, attempt.hold = attempt.hold, None
-        if hold is not None and self._admission.holds.drop(hold):
+        if hold is not None and self._stats.holds.drop(hold):
             self._close(attempt, error)
 
     def _work_of(self, number: int, reason: LaunchReason) -> WorkClass:
         if reason == "hedge":
             return "hedge"
-        return self._work if number == 0 or self._work == "background" else "rescue"
+        work = self.spec.work
+        return work if number == 0 or work == "background" else "rescue"
 
     def _take_instance(self, attempt: ProviderAttempt) -> A:
         idle = self._idle[attempt.provider]
         if not idle:  # all have failed, and are retried
             failed = [a.adapter for a in self.attempts if a.error is not None]
-            idle += [a for a in self._instances[attempt.provider] if a in failed]
+            member = next(m for m in self._planned.order if m.name == attempt.provider)
+            idle += [adapter for adapter in member.adapters if adapter in failed]
         attempt.adapter = adapter = take_best_instance(idle)
         return adapter
 
     def _report_sent(self, launch: Launch, attempt: ProviderAttempt) -> None:
         attempt.sent_at = self._loop.time()
         is_waiting = self.race is not None and self.race.winner is None
-        self._planner.plan.launched(launch, attempt.sent_at, is_waiting=is_waiting)
-        if not self._planner.whole_answers:
-            self._planner.sent(attempt)
+        self._planned.plan.launched(launch, attempt.sent_at, is_waiting=is_waiting)
+        if not self.spec.whole_answers:
+            backend = self._backend(attempt.provider)
+            self._stats.sent(backend, attempt, self.spec.prompt_tokens)
 
     def _observe(self, attempt: ProviderAttempt) -> None:
         """Record an attempt's first token and a used-up rate limit as they come."""
-        if self._planner.whole_answers:
+        if self.spec.whole_answers:
             return
         attempt.stats.on_answer = functools.partial(self._on_first_token, attempt)
-        attempt.stats.on_used_up = functools.partial(self._admission.set_used_up, attempt.permit)
-        attempt.is_unmeasured = attempt.provider == self._planner.plan.probe or (
-            self._admission.is_unmeasured(attempt.provider)
+        attempt.stats.on_used_up = functools.partial(self._on_used_up, attempt)
+        attempt.is_unmeasured = attempt.provider == self._planned.plan.trial or (
+            self._stats.is_unmeasured(attempt.permit.key)
         )
-        is_useful = attempt.is_unmeasured or self._planner.is_unknown(attempt.provider)
-        if is_useful and self._policy.probes:
-            attempt.probe_alarm = self._loop.call_later(OBSERVED_SECS, self._end_probe, attempt)
+        is_useful = attempt.is_unmeasured or self._is_unknown(attempt.provider)
+        if is_useful and self.policy.probes:
+            attempt.silence_alarm = self._loop.call_later(OBSERVED_SECS, self._end_silence, attempt)
+
+    def _on_used_up(self, attempt: ProviderAttempt, secs: float) -> None:
+        self._stats.set_used_up(attempt.permit.key, self._loop.time() + secs)
+
+    def _is_unknown(self, provider: str) -> bool:
+        """Whether a provider had no answers when the turn began."""
+        return not self._planned.plan.known[provider].answers.seen
 
     def _on_first_token(self, attempt: ProviderAttempt) -> None:
         self._mark_simulated()
-        size = size_class(self._planner.prompt_tokens)
-        attempt.lag_secs = self._admission.record_first_token(attempt.permit, size)
-        if attempt.probe_alarm is not None:
-            attempt.probe_alarm.cancel()
-            self._stop_probe(attempt)
+        lag_secs = attempt.lag_secs = self._stats.loop_watch.lag_now()
+        self._stats.record_first_token(
+            attempt.permit,
+            self._loop.time() - lag_secs,
+            size_class=size_class(self.spec.prompt_tokens),
+            is_sure=lag_secs < UNSURE_LAG_SECS,
+        )
+        if attempt.silence_alarm is not None:
+            attempt.silence_alarm.cancel()
+            self._stop_observed(attempt)
 
-    def _end_probe(self, attempt: ProviderAttempt) -> None:
+    def _end_silence(self, attempt: ProviderAttempt) -> None:
         attempt.is_silent = attempt.stats.stages.deltas.delta_at is None
-        self._stop_probe(attempt)
+        self._stop_observed(attempt)
 
-    def _stop_probe(self, attempt: ProviderAttempt) -> None:
+    def _stop_observed(self, attempt: ProviderAttempt) -> None:
         """Close a loser from which nothing more can be learned."""
         is_lost = attempt.outcome == "superseded" and self.losers == "cancel"
         if is_lost and self._driver is not None:
@@ -402,7 +497,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         for attempt in self.attempts:
             stages = attempt.stats.stages
             if stages.is_simulated or (stages.host is not None and stages.host in hosts):
-                self._planner.mark_simulated(attempt.provider)
+                self._stats.mark_simulated(self._backend(attempt.provider))
 
     def _close(self, attempt: ProviderAttempt, failure: AttemptError | None) -> None:
         """Release the permit with the outcome."""
@@ -410,17 +505,18 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         stats, permit = attempt.stats, attempt.permit
         has_answered = stats.completed and stats.has_answer
         verdict = classify(failure, has_answered=has_answered, attempt=attempt)
-        if attempt.probe_alarm is not None:
-            attempt.probe_alarm.cancel()
-        if attempt.is_probing:
-            verdict = self._learn_from_probe(attempt, failure, verdict, now)
+        if attempt.silence_alarm is not None:
+            attempt.silence_alarm.cancel()
+        if attempt.is_observed:
+            verdict = self._learn_observed(attempt, failure, verdict, now)
         if failure is not None and failure.retry_after_secs is not None:
-            self._admission.set_retry_after(permit, failure.retry_after_secs)
+            self._stats.set_retry_after(permit.key, now + failure.retry_after_secs)
         is_lost = attempt.outcome == "superseded" and attempt.sent_at is not None
-        was_overtaken = is_lost and not (stats.has_answer or self._planner.whole_answers)
-        self._admission.release(
+        was_overtaken = is_lost and not (stats.has_answer or self.spec.whole_answers)
+        self._stats.release(
             permit,
             verdict,
+            now,
             host=stats.stages.host,
             has_begun=stats.has_answer,
             was_overtaken=was_overtaken,
@@ -429,36 +525,39 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
 
     def _abandon(self, attempt: ProviderAttempt) -> None:
         """Give back what an attempt holds whose event loop was closed. Nothing is learned of it."""
-        if attempt.is_probing:
-            self._admission.release_latency_probe(attempt.provider)
-        self._planner.forget(attempt)
-        self._admission.abandon(attempt.permit)
+        if attempt.is_observed:
+            self._stats.release_observed_loser(attempt.permit.key)
+        self._forget(attempt)
+        self._stats.release(attempt.permit, "dropped", attempt.permit.acquired_at)
 
-    def _learn_from_probe(
+    def _learn_observed(
         self, attempt: ProviderAttempt, failure: AttemptError | None, verdict: Verdict, now: float
     ) -> Verdict:
+        backend = self._backend(attempt.provider)
         if attempt.has_claim:
-            self._admission.release_latency_probe(attempt.provider)
+            self._stats.release_observed_loser(attempt.permit.key)
         token_at = attempt.stats.first_answer_at
-        if token_at is None and not attempt.is_silent and not attempt.has_claim:
-            self._planner.drop_observation(attempt)
+        is_cut = token_at is None and not attempt.is_silent  # so that nothing is known
+        if is_cut and not attempt.has_claim and not self._is_free_trial(attempt):
+            self._stats.drop_observation(backend)
         if failure is not None:
-            self._planner.forget(attempt)
+            self._forget(attempt)
             return verdict
-        self._planner.learn_from_probe(attempt, token_at, now)
+        self._stats.learn_observed(backend, attempt, token_at, now, self.spec.prompt_tokens)
         if token_at is not None:
             return "answered"
         return "silent" if attempt.is_silent else verdict
 
     def _was_late(self, attempt: ProviderAttempt) -> bool:
         """Whether a losing attempt took long, or lost to one that was sent later."""
-        if self._admission.lag_secs >= UNSURE_LAG_SECS:
+        if self._stats.loop_watch.lag_now() >= UNSURE_LAG_SECS:
             return False  # its answer may have come but not been read yet
         won_at, sent_at = None if self.winner is None else self.winner.sent_at, attempt.sent_at
         if won_at is not None and sent_at is not None and won_at > sent_at:
             return True
         ended_at = self._loop.time() if attempt.ended_at is None else attempt.ended_at
-        return self._planner.is_late(attempt.provider, ended_at - attempt.permit.acquired_at)
+        typical = self._planned.plan.known[attempt.provider].usual
+        return ended_at - attempt.permit.acquired_at > late_secs(typical)
 
     # ---- for the race's driver
 
@@ -475,18 +574,38 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         is_first = all(attempt.adapter is None for attempt in self.attempts)
         first = next(iter(self._idle), None) if is_first else None
         names = [name for name, idle in self._idle.items() if idle]
-        reasons, by_server = self._admission.refusals(names), hedge_refusals(self._idle, first)
-        reluctance = self._admission.reluctance(names)
-        slow = self._planner.slow(self.attempts, self._loop.time())
-        full = self._admission.full(names)
-        if not (reasons or by_server or reluctance or slow or full):
-            return ALL_ELIGIBLE
+        keys, now = [self._backend(name).record_key for name in names], self._loop.time()
+        found = self._stats.standing(keys, "rescue", self._terms, now)
+        standings = dict(zip(names, found, strict=True))
+        others = {name: s for name, s in standings.items() if name != self._recovering}
+        if (behind := self._stats.loop_watch.refusal()) is not None:
+            reasons = dict.fromkeys(names, f"is skipped: {behind}")
+        else:
+            reasons = {name: s.ineligible for name, s in others.items() if s.ineligible is not None}
+        by_server = hedge_refusals(self._idle, first)
+        reluctance = {name: s.rank for name, s in standings.items() if s.rank}
         for name in by_server:
             reluctance[name] = max(reluctance.get(name, 0), 1)
+        full = frozenset(name for name, s in others.items() if s.full and self._terms.sheds)
+        slow = self._slow(now)
+        if not (reasons or reluctance or slow or full):
+            return ALL_ELIGIBLE
         return HedgeEligibilityChanged(reasons | by_server, reluctance, slow, full)
 
+    def _slow(self, now: float) -> frozenset[str]:
+        """The providers that are slow and not silent in this turn."""
+        waiting = [a for a in self.attempts if a.outcome is None and a.first_token_at is None]
+        if not waiting:
+            return frozenset()
+        asked = {attempt.provider for attempt in self.attempts}
+        names = [member.name for member in self._planned.order if member.name not in asked]
+        others = [self._backend(name).record_key for name in names]
+        return frozenset(
+            a.provider for a in waiting if self._stats.is_slow(a.permit.key, others, a, now)
+        )
+
     def runs_on(self, number: int) -> bool:
-        """Whether an attempt that has just lost runs on, as a latency probe or to be drained.
+        """Whether an attempt that has just lost runs on, to be observed or drained.
 
         One that was not sent yet does not. For one that does, a second connection is opened for the
         next turn.
@@ -494,33 +613,41 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         attempt = self.attempts[number]
         if attempt.adapter is None:
             return False
-        if self.losers != "drain" and not self._becomes_probe(attempt):
+        if self.losers != "drain" and not self._is_to_observe(attempt):
             return False
         attempt.adapter.run_on()
         return True
 
-    def _becomes_probe(self, attempt: ProviderAttempt) -> bool:
-        is_open = attempt.probe_alarm is not None and not attempt.is_silent
+    def _is_to_observe(self, attempt: ProviderAttempt) -> bool:
+        is_open = attempt.silence_alarm is not None and not attempt.is_silent
         if not is_open or attempt.stats.has_answer:
             return False
-        if self._planner.observes(attempt):
-            attempt.is_probing = True
+        backend, tokens = self._backend(attempt.provider), self.spec.prompt_tokens
+        if self._is_free_trial(attempt) or (
+            self._is_unknown(attempt.provider)
+            and self._stats.begin_observation(backend, attempt, tokens)
+        ):
+            attempt.is_observed = True
         elif attempt.is_unmeasured:
-            attempt.has_claim = self._admission.claim_latency_probe(attempt.provider)
-            attempt.is_probing = attempt.has_claim
-        return attempt.is_probing
+            attempt.has_claim = self._stats.claim_observed_loser(attempt.permit.key)
+            attempt.is_observed = attempt.has_claim
+        return attempt.is_observed
+
+    def _is_free_trial(self, attempt: ProviderAttempt) -> bool:
+        plan = self._planned.plan
+        return plan.is_free and attempt.provider == plan.trial
 
     def progress(self, number: int) -> Progressed | None:
         """An attempt's output that the race has not received, if the stream can be read.
 
         A stream that cannot be read may contain a tool call's arguments.
         """
-        if not self._rescues:
+        if not self.spec.rescues:
             return Progressed(number, None)
         stats = self.attempts[number].stats
         deltas = stats.stages.deltas
         if deltas.knows_format:
             at = deltas.delta_at
             return None if at is None else Progressed(number, at, is_call=bool(deltas.calls))
-        may_call = stats.has_answer and self._planner.has_tools
+        may_call = stats.has_answer and self.spec.has_tools
         return Progressed(number, None) if may_call else None

@@ -10,21 +10,20 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from weakref import WeakSet
 
 from loguru import logger
 
-from pipecat_hedge.limits.admission_controller import AdmissionController
-from pipecat_hedge.limits.background import LoopWork
-from pipecat_hedge.limits.loop_lag import LoopWatch
-from pipecat_hedge.policy.backends import MOST_PROVIDERS, provider_key
-from pipecat_hedge.policy.latency_registry import LatencyRegistry
-from pipecat_hedge.policy.priors import prior_for
-from pipecat_hedge.policy.provider_latency import ProviderLatency
-from pipecat_hedge.policy.shared_store import SharedStore
-from pipecat_hedge.policy.stats_store import StatsStore
-from pipecat_hedge.race.attempt import Attempt
+from pipecat_hedge.policy.budget_accounts import BudgetAccounts, BudgetState
+from pipecat_hedge.providers.backends import MOST_PROVIDERS, record_key_of
+from pipecat_hedge.providers.background import LoopWork
+from pipecat_hedge.providers.latency import ProviderLatency
+from pipecat_hedge.providers.loop_lag import LoopWatch
+from pipecat_hedge.providers.priors import prior_for
+from pipecat_hedge.providers.registry import ProviderRegistry
+from pipecat_hedge.providers.shared_store import SharedStore
+from pipecat_hedge.providers.stats_store import StatsStore
 from pipecat_hedge.service import composition
 from pipecat_hedge.service.events import EventHub
 
@@ -34,11 +33,11 @@ SAVE_EVERY_SECS = 60.0
 """A crash loses at most this much."""
 
 
-class ProviderStats(LatencyRegistry):
+class ProviderStats(ProviderRegistry):
     """The statistics of a process: latencies, budgets, breakers and limits.
 
     Attributes:
-        health: Breakers and limits, by provider.
+        accounts: What may be spent on hedges, by budget.
         loop_watch: How far the event loops are behind.
         fleet: The connection to other processes; None without a shared store.
         events: The hub of every service that uses these statistics; see ``EventHub``.
@@ -64,7 +63,9 @@ class ProviderStats(LatencyRegistry):
                 sessions run; None keeps them in this process only.
             clock: Returns the time in seconds, to decide when to save.
         """
-        super().__init__(lambda: 1 if self.fleet is None else self.fleet.processes)
+        self.loop_watch = LoopWatch()
+        super().__init__(lag_secs=self.loop_watch.lag_now)
+        self.accounts = BudgetAccounts(self.lock, self._processes)
         shared = store if isinstance(store, SharedStore) else None
         self._store = None if isinstance(store, SharedStore) else store
         self._clock = clock
@@ -72,12 +73,10 @@ class ProviderStats(LatencyRegistry):
         self._saved_at = clock()
         self._slo_tracker: composition.SloTracker | None = None
         self.events = EventHub()
-        self.loop_watch = LoopWatch()
-        self.health = AdmissionController(lag_secs=self.loop_watch.lag_now)
         works = {"watches the loop": self.loop_watch.run_if_real}
         self.fleet: composition.FleetSync | None = None
         if shared is not None:
-            self.fleet = composition.join_fleet(shared, self._lock, self, self.health)
+            self.fleet = composition.join_fleet(shared, self)
             works["shares statistics"] = self.fleet.run
         self._background = LoopWork(works)
         self._load()
@@ -93,21 +92,12 @@ class ProviderStats(LatencyRegistry):
             self._slo_tracker = composition.slo_tracker(self.events)
         return self._slo_tracker
 
-    def answered_since(self, key: str) -> float:
-        """See ``LatencyRegistry``."""
-        return self.health.answered_since(key)
+    def budgets(self) -> tuple[BudgetState, ...]:
+        """The state of each budget that was used lately."""
+        return self.accounts.states()
 
-    def is_slow(self, key: str, others: Collection[str], attempt: Attempt, now: float) -> bool:
-        """Whether a provider answers other requests, or no other provider answers in time."""
-        half_secs, since = (attempt.slot.silent_secs or 0.0) / 2, attempt.launched_at
-        # A queue answers earlier requests first, and a provider that hangs still ends some answers,
-        # but hardly in the second half of the silence.
-        if self.health.answered_since(key) > since:
-            return True
-        if self.health.last_token_at(key) > max(now - half_secs, since):
-            return True
-        secs = [self.health.last_ttft_secs(other) for other in others]
-        return bool(secs) and min(secs) > half_secs
+    def _processes(self) -> int:
+        return 1 if self.fleet is None else self.fleet.processes
 
     def _introduce(self, key: str, latency: ProviderLatency) -> None:
         if self.fleet is not None:
@@ -115,15 +105,15 @@ class ProviderStats(LatencyRegistry):
 
     # ---- while there are sessions
 
-    def hold(self) -> None:
-        """Watch the loop and share statistics with other processes, until ``release``.
+    def begin_session(self) -> None:
+        """Watch the loop and share statistics with other processes, until ``end_session``.
 
-        Each session holds once, on its own event loop. Without a shared store nothing is shared.
+        Each session calls it once, on its own event loop. Without a shared store nothing is shared.
         """
         self._background.hold()
 
-    async def release(self) -> None:
-        """End a ``hold``. The last session publishes what has not been shared yet."""
+    async def end_session(self) -> None:
+        """End a session. The last session publishes what has not been shared yet."""
         if await self._background.release() and self.fleet is not None:
             await self.fleet.flush()
 
@@ -151,21 +141,21 @@ class ProviderStats(LatencyRegistry):
         if self._store is None:
             return
         with self._saving:  # one at a time, or an older state might be saved last
-            with self._lock:
+            with self.lock:
                 if not self._is_new:
                     return
                 self._is_new, self._saved_at = False, self._clock()
-                providers = dict(self._kept)
+                providers = dict(self._saved)
                 latencies = [
                     (key, latency)
-                    for key, latency in self.latencies.items()
-                    if provider_key(key) not in self.simulated
+                    for key, latency in self.latencies().items()
+                    if record_key_of(key) not in self.simulated
                     and (latency.seen or latency.silences)
                 ]
             if not latencies:
                 return
             for key, latency in latencies:
-                with self._lock:  # one lock per provider: a turn waits for one at most
+                with self.lock:  # one lock per provider: a turn waits for one at most
                     providers.pop(key, None)
                     providers[key] = latency.saved()
             for key in list(providers)[:-MOST_PROVIDERS]:
@@ -193,7 +183,7 @@ class ProviderStats(LatencyRegistry):
             if version == VERSION:
                 for key, saved in found["providers"].items():
                     ProviderLatency(prior_for(key)).restore(saved)  # raises on invalid data
-                self._kept = dict(list(found["providers"].items())[-MOST_PROVIDERS:])
+                self._saved = dict(list(found["providers"].items())[-MOST_PROVIDERS:])
                 return
             why = f"of version {version}, which this release does not know"
         except Exception:  # invalid data must not prevent a service from starting

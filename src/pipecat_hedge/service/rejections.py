@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipecat_hedge.policy.provider_latency import TRIAL_EVERY_SECS
+from pipecat_hedge.providers.latency import TRIAL_EVERY_SECS
 from pipecat_hedge.race.errors import AttemptError
 
 

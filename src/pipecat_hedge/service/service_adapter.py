@@ -46,8 +46,8 @@ from pipecat.services.llm_service import FunctionCallRegistryItem, LLMService
 from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
 
-from pipecat_hedge.limits.permits import Rejected
-from pipecat_hedge.limits.server_queue import LoadReadings, ReportsServerLoad
+from pipecat_hedge.providers.permits import Rejected
+from pipecat_hedge.providers.server_queue import LoadReadings, ReportsServerLoad
 from pipecat_hedge.race.driver import AttemptSink
 from pipecat_hedge.race.errors import INCOMPLETE_CALL, AttemptError
 from pipecat_hedge.race.reports import ServerLoad

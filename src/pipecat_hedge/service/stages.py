@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from pipecat_hedge.policy.backends import SIMULATED_HEADER
+from pipecat_hedge.providers.backends import SIMULATED_HEADER
 from pipecat_hedge.race.reports import StageReport
 from pipecat_hedge.service.wires import BodyReader
 

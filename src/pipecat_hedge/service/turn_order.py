@@ -9,11 +9,9 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge.policy.turn_route import RouteChoice, RoutedTurn, TurnRoute, chosen
 from pipecat_hedge.race.errors import ConfigurationError
-from pipecat_hedge.service.candidates import ProviderMember
+from pipecat_hedge.service.member import Member
+from pipecat_hedge.service.planned_turn import GIVEN_ORDER
 from pipecat_hedge.service.service_adapter import ServiceAdapter
-from pipecat_hedge.service.turn_planner import GIVEN_ORDER
-
-Member = ProviderMember[ServiceAdapter]
 
 
 class TurnOrder:
@@ -21,7 +19,7 @@ class TurnOrder:
 
     def __init__(
         self,
-        entries: Sequence[Member],
+        entries: Sequence[Member[ServiceAdapter]],
         regions: Mapping[str, str | None],
         route: TurnRoute | None,
     ):
@@ -33,7 +31,7 @@ class TurnOrder:
             route: The user's route, or None.
         """
         self._entries = entries
-        self._names = [entry.provider.name for entry in entries]
+        self._names = [entry.name for entry in entries]
         self._regions = regions
         self._has_regions = any(regions.values())
         self._route = route
@@ -56,7 +54,7 @@ class TurnOrder:
             self._routed_to[choice.first[0]] = None
         return choice
 
-    def of(self, first: Sequence[str] = ()) -> Sequence[Member]:
+    def of(self, first: Sequence[str] = ()) -> Sequence[Member[ServiceAdapter]]:
         """Return the providers in a turn's order.
 
         Args:
@@ -64,12 +62,12 @@ class TurnOrder:
         """
         if not first and not self._has_regions:
             return self._entries
-        entries = sorted(self._entries, key=lambda entry: _rank(entry.provider.name, first))
+        entries = sorted(self._entries, key=lambda entry: _rank(entry.name, first))
         if not self._has_regions:
             return entries
-        home = self._regions[entries[0].provider.name]
+        home = self._regions[entries[0].name]
         routed, others = entries[: max(len(first), 1)], entries[max(len(first), 1) :]
-        return [*routed, *sorted(others, key=lambda e: self._regions[e.provider.name] == home)]
+        return [*routed, *sorted(others, key=lambda e: self._regions[e.name] == home)]
 
 
 def _rank(name: str, first: Sequence[str]) -> int:

@@ -171,8 +171,8 @@ class PrometheusRecorder(Collector):
 
     def _labels(self, stats: ProviderStats) -> list[tuple[str, Labels]]:
         """Return the key and the label values of each provider in a registry."""
-        with stats.health.lock:
-            names = [(key, *key.partition(" | ")[::2]) for key in stats.health.entries()]
+        with stats.lock:
+            names = [(key, *key.partition(" | ")[::2]) for key in stats.records()]
         return [(key, (self._provider(name), self._model(model))) for key, name, model in names]
 
     def _record_attempt(self, attempt: AttemptReport, report: TurnReport) -> None:

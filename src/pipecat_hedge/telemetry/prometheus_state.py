@@ -10,6 +10,7 @@ from typing import TypeAlias, get_args
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
+from pipecat_hedge.providers.permits import Terms
 from pipecat_hedge.race.reports import BreakerState
 from pipecat_hedge.service.provider_stats import ProviderStats
 
@@ -34,16 +35,16 @@ def state_metrics(
     budget: dict[tuple[str, ...], float] = {}
     balance: dict[tuple[str, ...], float] = {}
     for stats in registries:
-        health, slow_keys = stats.health, stats.slow()
-        for key, name_and_model in labels(stats):
+        slow_keys, providers = stats.slow(), labels(stats)
+        standings = stats.standing([key for key, _ in providers], "primary", Terms(), now)
+        for (key, name_and_model), standing in zip(providers, standings, strict=True):
             breaker.update({(*name_and_model, state): 0 for state in get_args(BreakerState)})
-            breaker[*name_and_model, health.state(key, now)] += 1
-            requests, allowed = health.occupancy(key, now)
-            in_flight[name_and_model] += requests
-            limit[name_and_model] += allowed
+            breaker[*name_and_model, standing.breaker] += 1
+            in_flight[name_and_model] += standing.in_flight
+            limit[name_and_model] += standing.limit
             slow[name_and_model] += key in slow_keys
             retry_after[name_and_model] = max(
-                health.retry_after_secs(key, now), retry_after.get(name_and_model, 0.0)
+                standing.retry_after_secs, retry_after.get(name_and_model, 0.0)
             )
         for account in stats.budgets():
             name = (f"{account.budget:g}",)

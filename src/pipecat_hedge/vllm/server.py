@@ -27,8 +27,8 @@ from weakref import WeakKeyDictionary
 import aiohttp
 from loguru import logger
 
-from pipecat_hedge.limits.permits import Rejected
-from pipecat_hedge.limits.server_queue import LoadReading, LoadReadings
+from pipecat_hedge.providers.permits import Rejected
+from pipecat_hedge.providers.server_queue import LoadReading, LoadReadings
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.reports import ServerLoad
 from pipecat_hedge.race.task_scope import TaskScope

@@ -17,9 +17,9 @@ from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.utils.errors import ErrorCategory
 from pipecat.utils.types import assert_given, is_given
 
-from pipecat_hedge.limits.priority import WORK_CLASSES, work, working_as
-from pipecat_hedge.limits.server_queue import LoadReadings
 from pipecat_hedge.policy.arguments import refuse_unknown
+from pipecat_hedge.providers.priority import WORK_CLASSES, work, working_as
+from pipecat_hedge.providers.server_queue import LoadReadings
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.reports import ServerLoad
 from pipecat_hedge.race.task_scope import TaskScope

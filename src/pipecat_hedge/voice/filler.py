@@ -32,8 +32,8 @@ from pipecat.services.llm_service import LLMService
 from pipecat.services.tts_service import TTSService
 
 from pipecat_hedge.policy.arguments import refuse_unknown, require
-from pipecat_hedge.policy.backends import Backend
-from pipecat_hedge.policy.survival import SurvivalCurve
+from pipecat_hedge.providers.backends import Backend
+from pipecat_hedge.providers.survival import SurvivalCurve
 from pipecat_hedge.race.events import FillerCause
 from pipecat_hedge.race.reports import FillerReport
 from pipecat_hedge.race.task_scope import TaskScope
@@ -335,13 +335,15 @@ class FillerProcessor(FrameProcessor):
 
     def _known(self, backend: Backend) -> SurvivalCurve:
         assert self._stats is not None
-        return self._stats.known([backend], None, by_sentence=False)[backend.provider].first_token
+        return self._stats.estimates([backend], None, by_sentence=False)[
+            backend.provider
+        ].first_token
 
     def _learn(self, backend: Backend, waited_secs: float, *, censored: bool = False) -> None:
         assert self._stats is not None
         if self._hedged is not None and self._hedged.is_simulated:
             self._stats.mark_simulated(backend)
-        self._stats.record_first_token(backend, waited_secs, None, censored=censored)
+        self._stats.record_wait(backend, waited_secs, None, censored=censored)
 
 
 @dataclass(frozen=True, slots=True)

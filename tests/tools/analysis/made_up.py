@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipecat_hedge import HedgePolicy
-from pipecat_hedge.policy import PROFILES
+from pipecat_hedge.providers import PROFILES
 from pipecat_hedge.race import AttemptReport, StageReport, TurnReport
 from pipecat_hedge.telemetry import TurnLines
 from pipecat_hedge.tools.analysis.turn_log import LoggedTurn, parse_turn

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from pipecat_hedge import HedgeError
-from pipecat_hedge.policy import LatencyEstimate, SurvivalCurve, TurnFacts
-from pipecat_hedge.policy.latency_model import AnswerTimes
+from pipecat_hedge.policy import TurnFacts
+from pipecat_hedge.providers import LatencyEstimate, SurvivalCurve
+from pipecat_hedge.providers.latency_model import AnswerTimes
 from pipecat_hedge.race import InFlight, LaunchDecision, Waiting
 from pipecat_hedge.tools.analysis.comparison_rules import (
     AtQuantile,

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from pipecat_hedge import ComplexityRouter, HedgeError, HedgePolicy, Provider
-from pipecat_hedge.policy import PROFILES
+from pipecat_hedge.providers import PROFILES
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
 from pipecat_hedge.tools.analysis.latency_files import Measured, Recorded, read_latencies
 from pipecat_hedge.tools.analysis.statistics import percentile

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.policy import PROFILES
+from pipecat_hedge.providers import PROFILES
 from pipecat_hedge.tools.simulator import BehaviourError, parse_model, tokenize
 from pipecat_hedge.tools.simulator.behaviour import KEYS, Plan, override, plan
 from pipecat_hedge.tools.simulator.script import Prompt, Turn

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipecat_hedge.policy import PROFILES
+from pipecat_hedge.providers import PROFILES
 
 PUBLISHED_MS = {
     # percentiles, and the maximum of 1.0

@@ -11,7 +11,7 @@ import pytest
 from pipecat.services.llm_service import LLMService
 
 from pipecat_hedge import FillerProcessor, HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.policy import Backend, FileStore
+from pipecat_hedge.providers import Backend, FileStore
 from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.service.composition import ENVIRONMENT
 from pipecat_hedge.service.provider_stats import shared_stats
@@ -32,7 +32,7 @@ def real(*names: str) -> dict[str, Any]:
     store = Path("real.json").absolute()
     stats = ProviderStats(FileStore(store))
     for name in names:
-        stats.record_first_token(Backend(name, MODEL), 0.5, 100)
+        stats.record_wait(Backend(name, MODEL), 0.5, 100)
     stats.save()
     saved = json.loads(store.read_text())["providers"]
     store.unlink()

@@ -11,7 +11,7 @@ from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
 from pipecat.adapters.llm.schemas.tools_schema import ToolsSchema
 from pipecat.processors.aggregators.llm_context import LLMContext
 
-from pipecat_hedge.policy import PROFILES
+from pipecat_hedge.providers import PROFILES
 from pipecat_hedge.tools.simulator import Simulator
 from tests.support.simulated import WIRES, close, simulated
 

@@ -12,13 +12,8 @@ from typing import Unpack
 
 import numpy as np
 
-from pipecat_hedge.policy import (
-    HedgePolicy,
-    LatencyEstimate,
-    PolicyOptions,
-    SurvivalCurve,
-    TurnFacts,
-)
+from pipecat_hedge.policy import HedgePolicy, PolicyOptions, TurnFacts
+from pipecat_hedge.providers import LatencyEstimate, SurvivalCurve
 from pipecat_hedge.race import ConfigurationError, LaunchDecision, Waiting
 
 

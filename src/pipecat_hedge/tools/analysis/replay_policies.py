@@ -18,17 +18,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipecat_hedge.limits import OBSERVED_LOSER_INTERVAL
 from pipecat_hedge.policy import (
     Adaptive,
-    Backend,
+    BudgetAccounts,
     HedgePolicy,
-    LatencyRegistry,
     TurnRule,
-    learn,
     plan_turn,
     silent_secs,
 )
+from pipecat_hedge.providers import OBSERVED_LOSER_INTERVAL, Backend, ProviderRegistry
 from pipecat_hedge.race import Latency, Launch, Race, Slot, run_virtual
 from pipecat_hedge.tools.analysis.latency_files import Measured
 from pipecat_hedge.tools.analysis.statistics import Floats, Ints, kaplan_meier
@@ -125,7 +123,7 @@ def replay(
         When each turn is answered, its lower bound if unknown, and the hedges and the replacements
         per turn.
     """
-    stats, rng = LatencyRegistry(), random.Random(1)
+    stats, accounts, rng = ProviderRegistry(), BudgetAccounts(), random.Random(1)
     first, second = draws.first.name, draws.second.name
     backends = [Backend(n, n, usd_per_mtok.get(n)) for n in dict.fromkeys((first, second))]
     learns = isinstance(policy.rule, (Adaptive, TurnRule))
@@ -137,7 +135,13 @@ def replay(
     for turn, latencies in enumerate(draws.secs):
         if plan is None or learns:
             plan = plan_turn(
-                policy, backends, stats, prompt_tokens=None, commit_on="first_token", rng=rng
+                policy,
+                backends,
+                stats,
+                accounts,
+                prompt_tokens=None,
+                commit_on="first_token",
+                rng=rng,
             )
             names = [*plan.order[:2], *[second] * policy.max_attempts][: policy.max_attempts]
             names = names if len(plan.order) > 1 else [first] * policy.max_attempts
@@ -170,17 +174,17 @@ def replay(
             lost = [
                 attempt
                 for attempt in race.attempts
-                if attempt.provider == plan.probe
+                if attempt.provider == plan.trial
                 and attempt.outcome == "superseded"
-                and (plan.is_trial or unlistened >= OBSERVED_LOSER_INTERVAL)
+                and (plan.is_free or unlistened >= OBSERVED_LOSER_INTERVAL)
             ]
-            for probe in lost:  # the service drains it to its first token
+            for loser in lost:  # the service drains it to its first token
                 unlistened = 0
-                seen_at = probe.launched_at + latencies[columns[probe.number]]
-                backend = next(b for b in backends if b.provider == plan.probe)
-                stats.record_listened(backend, probe, seen_at, 0.0, None)
+                seen_at = loser.launched_at + latencies[columns[loser.number]]
+                backend = next(b for b in backends if b.provider == plan.trial)
+                stats.learn_observed(backend, loser, seen_at, 0.0, None)
             numbers = [attempt.number for attempt in lost]
-            learn(stats, backends, race.attempts, None, listened_to=numbers, with_sentences=False)
+            stats.learn(backends, race.attempts, None, observed=numbers, with_sentences=False)
     return answered, least, extra / count, replaced / count
 
 

@@ -4,39 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from loguru import logger
 
-from pipecat_hedge.limits import Terms
 from pipecat_hedge.policy import HedgePolicy, OnlyOnFailure
-from pipecat_hedge.race import Attempt, ProviderState, TaskScope, Tier, TurnReport
+from pipecat_hedge.providers import Terms
+from pipecat_hedge.race import ProviderState, TaskScope, Tier, TurnReport
 from pipecat_hedge.service import (
-    Admission,
-    Candidates,
     EventHub,
-    ProviderMember,
+    Member,
+    ProviderRace,
     ProviderStats,
-    TurnPlanner,
+    TurnMembers,
+    TurnSpec,
     breaker_report,
-    choose_candidates,
-    state_of,
+    states_of,
     write_logs,
 )
 from pipecat_hedge.tools.proxy.proxied_turn import ProxiedTurn, estimate_tokens
 from pipecat_hedge.tools.proxy.request import ProxiedRequest
 from pipecat_hedge.tools.proxy.response import Response
 from pipecat_hedge.tools.proxy.settings import ModelSettings
-from pipecat_hedge.tools.proxy.upstream import Upstream, UpstreamRefused, connect
+from pipecat_hedge.tools.proxy.upstream import UpstreamRefused, connect
 from pipecat_hedge.tools.proxy.wires import WIRES
-
-
-class _CountPlanner(TurnPlanner[Upstream]):
-    """Plans a request that counts tokens: how long that takes says nothing of answers."""
-
-    def learn(self, attempts: Sequence[Attempt], probes: Collection[int] = ()) -> None:
-        """Learn nothing."""
 
 
 class ProxiedModel:
@@ -69,7 +60,7 @@ class ProxiedModel:
         self.events = EventHub(stats.events)
         self.is_running = True
         write_logs(self.events, self.policy, turn_log, drained_log)
-        self._members = [ProviderMember(each, (each,)) for each in self.upstreams]
+        self._members = [Member(each, (each,)) for each in self.upstreams]
         self._drains = TaskScope()
         self._turns = 0
         self._has_warned: set[str] = set()
@@ -87,57 +78,47 @@ class ProxiedModel:
         """
         is_answer = request.path.partition("?")[0] == self.wire.path
         self._turns += is_answer
-        stats, now = self.stats, asyncio.get_running_loop().time()
-        policy = self.policy
+        stats, policy = self.stats, self.policy
         if not (may_hedge and is_answer):
             policy = dataclasses.replace(policy, rule=OnlyOnFailure())
-        candidates: Candidates[Upstream] = choose_candidates(self._members, stats.health, now)
+        continues = self.settings.continues and request.is_stream and len(self._members) > 1
+        spec = TurnSpec(
+            "primary",
+            policy.commits_on("first_token"),
+            estimate_tokens(request),
+            has_tools=request.has_tools,
+            measures="first_token" if request.is_stream else "whole_answer",
+            is_learned=is_answer,  # how long it takes to count tokens says nothing of answers
+            rescues=continues,
+        )
         terms = Terms(tier, object(), has_first_token=request.is_stream)
-        admission = Admission(stats.health, candidates, terms, stats.loop_watch)
+        turn = ProxiedTurn(
+            self._turns,
+            request,
+            self.wire,
+            ProviderRace(stats, policy, spec, TurnMembers(self._members), terms),
+            response,
+            upstreams=len(self._members),
+            drained=self.events.publish,
+        )
         try:
-            planner = (TurnPlanner if is_answer else _CountPlanner)(
-                policy,
-                candidates,
-                stats,
-                "first_token",
-                prompt_tokens=estimate_tokens(request),
-                has_tools=request.has_tools,
-                whole_answers=not request.is_stream,
-                now=now,
-            )
-            turn = ProxiedTurn(
-                self._turns,
-                request,
-                self.wire,
-                planner,
-                admission,
-                response,
-                continues=self.settings.continues,
-                drained=self.events.publish,
-            )
-            try:
-                await turn.run(self._drains)
-                await turn.wait_for_probes()
-            finally:
-                self._learn(turn)
-                report = turn.report()
-                if is_answer:
-                    self.events.publish(report)
-                logger.debug(f"{self.name}: turn {report.turn}: {report.outcome}")
-                turn.close()
-            return report
+            await turn.run(self._drains)
+            await turn.wait_for_observed()
         finally:
-            admission.close()
+            self._learn(turn)
+            report = turn.report()
+            if is_answer:
+                self.events.publish(report)
+            logger.debug(f"{self.name}: turn {report.turn}: {report.outcome}")
+            turn.close()
             if stats.is_due:
                 await asyncio.to_thread(stats.save)
+        return report
 
     def provider_states(self) -> tuple[ProviderState, ...]:
         """The state of every upstream."""
-        now, bounds = asyncio.get_running_loop().time(), Terms().bounds
-        return tuple(
-            state_of(member, self.stats, now, is_last=False, bounds=bounds)
-            for member in self._members
-        )
+        now = asyncio.get_running_loop().time()
+        return states_of(self._members, self.stats, Terms(), now)
 
     async def reach(self) -> None:
         """Open a connection to every upstream."""
@@ -169,7 +150,7 @@ class ProxiedModel:
             if name not in self._has_warned:
                 self._has_warned.add(name)
                 logger.warning(f"{self.name}: {name} {problem}")
-        for change in map(breaker_report, self.stats.health.take_changes()):
+        for change in map(breaker_report, self.stats.take_changes()):
             level = "WARNING" if change.after == "open" else "INFO"
             logger.log(level, f"{change.provider} is {change.after}: {change.reason}")
             self.events.publish(change)

@@ -20,15 +20,13 @@ from pipecat_hedge.race import (
     Launch,
     StreamBroken,
     TaskScope,
-    TurnOutcome,
     TurnReport,
 )
 from pipecat_hedge.service import (
     CONTINUE,
-    Admission,
     ProviderAttempt,
     ProviderRace,
-    TurnPlanner,
+    TurnRecord,
     WireEvent,
     is_rare,
     report_drained,
@@ -102,11 +100,10 @@ class ProxiedTurn:
         number: int,
         request: ProxiedRequest,
         wire: Wire,
-        planner: TurnPlanner[Upstream],
-        admission: Admission,
+        race: ProviderRace[bytes, Upstream],
         response: Response,
         *,
-        continues: bool,
+        upstreams: int,
         drained: Callable[[DrainedAnswer], None],
     ):
         """Prepare a race; it starts on creation.
@@ -115,28 +112,23 @@ class ProxiedTurn:
             number: Its number within its model, from 1.
             request: What to ask.
             wire: The API.
-            planner: Its plan.
-            admission: Its permits.
+            race: Its race, not run yet.
             response: Gets what wins.
-            continues: Whether a text answer that is cut is continued.
+            upstreams: The number of the model's upstreams. With one nothing is held back.
             drained: Called with the answer of each loser that finished.
         """
         self._loop = asyncio.get_running_loop()
-        self._started_at = self._ended_at = self._loop.time()
-        self._number, self._request, self._wire = number, request, wire
-        self._planner, self._admission, self._response = planner, admission, response
-        self._is_alone = len(planner.candidates) == 1
-        self._continues = continues and request.is_stream and not self._is_alone
+        now = self._loop.time()
+        self._record = TurnRecord(number, race, now, now)
+        self._request, self._wire, self._response = request, wire, response
+        self._upstreams, self._is_alone = upstreams, upstreams == 1
+        self._continues = race.spec.rescues
         self._drained = drained
-        self._runner = ProviderRace[bytes, Upstream](
-            planner, admission, "primary", self, rescues=self._continues
-        )
+        self._race = race
         self._answers: dict[int, _Answer] = {}
-        self._released: list[ProviderAttempt] = []
-        self._committed_at: float | None = None
         self._has_room = asyncio.Event()
         self._said = ""  # before it was cut
-        self._was_interrupted = self._was_cut = self._has_error = False
+        self._has_error = False
         self._error: Mapping[str, Any] | None = None  # what the upstream reported in its stream
 
     async def run(self, drains: TaskScope | None) -> None:
@@ -145,71 +137,53 @@ class ProxiedTurn:
         Args:
             drains: Takes over the losers that run on.
         """
-        runner, response = self._runner, self._response
+        race, response, record = self._race, self._response, self._record
         async with TaskScope() as scope:
             try:
                 secs = None if self._request.is_stream else WHOLE_ANSWER_SECS
-                if runner.admit(stall_secs=secs):
-                    await runner.run(scope, drains)
+                await race.run(self, scope, drains, stall_secs=secs)
             except _Cut:
-                self._was_cut = True
+                record.was_cut = True
             except asyncio.CancelledError:
-                self._was_interrupted = not response.is_whole
+                record.was_interrupted = not response.is_whole
                 raise
             finally:
                 if not response.is_over:
-                    self._ended_at = self._loop.time()
-            if self._was_cut or (runner.failure is not None and response.has_begun):
+                    record.ended_at = self._loop.time()
+            if record.was_cut or (race.failure is not None and response.has_begun):
                 await self._break_off()
-            elif runner.failure is not None:
-                await self._fail(runner.failure)
+            elif race.failure is not None:
+                await self._fail(race.failure)
             else:
-                if len(self._released) > 1:
+                if len(self._record.released) > 1:
                     await response.write(self._wire.end_events(self._like))
-                answers = [self._answers[a.number] for a in self._released]
+                answers = [self._answers[a.number] for a in self._record.released]
                 response.end(is_whole=all(a.is_usable and a.has_end for a in answers))
 
-    async def wait_for_probes(self) -> None:
-        """Wait until the losers that run on as latency probes are closed."""
-        await self._runner.wait_for_probes()
+    async def wait_for_observed(self) -> None:
+        """Wait until observed losers are closed."""
+        await self._race.wait_for_observed()
 
     @property
     def errors(self) -> list[tuple[str, AttemptError]]:
         """Every failed upstream with its error."""
-        return self._runner.errors
+        return self._race.errors
 
     def report(self) -> TurnReport:
         """Report the finished race."""
-        return report_turn(
-            self._number,
-            self._runner,
-            self._planner,
-            self._admission,
-            outcome=self._outcome(),
-            released=self._released,
-            started_at=self._started_at,
-            committed_at=self._committed_at,
-            ended_at=self._ended_at,
-            degraded_reason="the answer broke off" if self._was_cut else None,
-        )
+        winner, record = self._race.winner, self._record
+        record.has_tools = winner is not None and self._answers[winner.number].has_tool
+        record.degraded_reason = "the answer broke off" if record.was_cut else None
+        return report_turn(record)
 
     def close(self) -> None:
         """Drop the attempts, which refer back to this, after the report.
 
         Where a loser runs on, the garbage collector does it.
         """
-        if self._runner.is_idle:
-            self._runner.close()
-            del self._runner
-
-    def _outcome(self) -> TurnOutcome:
-        winner = self._runner.winner
-        if self._was_cut:
-            return "failed"
-        if winner is not None and winner.outcome == "won":
-            has_tools = self._answers[winner.number].has_tool
-            return "answered_with_tools" if has_tools else "answered"
-        return "interrupted" if self._was_interrupted else "failed"
+        if self._race.is_idle:
+            self._race.close()
+            del self._race, self._record
 
     # ---- the attempts
 
@@ -237,7 +211,7 @@ class ProxiedTurn:
         finally:
             if stats.keeps_text and attempt.outcome == "superseded":
                 now = self._loop.time()
-                self._drained(report_drained(self._number, attempt, self._planner, now))
+                self._drained(report_drained(self._record, attempt, now))
 
     async def _receive(
         self,
@@ -251,7 +225,7 @@ class ProxiedTurn:
         There are two cases: 1. If it may be continued, whole events pass, so that an error does
         not. 2. Otherwise every byte passes, at once if nothing else may be released.
         """
-        stats, race = attempt.stats, self._runner.race
+        stats, race = attempt.stats, self._race.race
         async for chunk in chunks:
             if answer.reader is None and self._has_events(answer):
                 answer.reader = AnswerReader(self._wire)
@@ -432,7 +406,7 @@ class ProxiedTurn:
         return self._is_alone or self._is_released(attempt)
 
     def _is_released(self, attempt: ProviderAttempt) -> bool:
-        return bool(self._released) and self._released[-1] is attempt
+        return bool(self._record.released) and self._record.released[-1] is attempt
 
     def _is_direct(self, attempt: ProviderAttempt, answer: _Answer) -> bool:
         """Whether an attempt's bytes go to the client without a detour through the race."""
@@ -444,32 +418,32 @@ class ProxiedTurn:
     async def deliver(self, piece: bytes, at: float) -> None:
         """See ``TurnHost``."""
         await self._response.write(piece)
-        self._answers[self._released[-1].number].delivered += len(piece)
+        self._answers[self._record.released[-1].number].delivered += len(piece)
         self._has_room.set()
 
     async def released(self, command: Commit | Continue | StreamBroken) -> None:
         """See ``TurnHost``."""
         if isinstance(command, StreamBroken):
-            released = [self._answers[a.number] for a in self._released]
+            released = [self._answers[a.number] for a in self._record.released]
             self._said = "".join("".join(answer.texts) for answer in released)
             if not self._said or any(each.has_tool or not each.is_known for each in released):
                 raise _Cut
             return
-        attempt = self._runner.attempts[command.attempt]
-        self._released.append(attempt)
+        attempt = self._race.attempts[command.attempt]
+        self._record.released.append(attempt)
         if isinstance(command, Commit):
-            self._committed_at = self._loop.time()
+            self._record.committed_at = self._loop.time()
             self._begin(attempt)
 
     def _begin(self, attempt: ProviderAttempt) -> None:
         """Begin the response with an attempt's headers, if it has not begun."""
         if self._response.has_begun:
             return
-        reply, secs = self._answers[attempt.number], self._loop.time() - self._started_at
+        reply, secs = self._answers[attempt.number], self._loop.time() - self._record.started_at
         headers = {
             **reply.headers,
             "x-hedge-winner": attempt.provider,
-            "x-hedge-attempts": str(len(self._runner.attempts)),
+            "x-hedge-attempts": str(len(self._race.attempts)),
             "x-hedge-ttft-ms": f"{1000 * secs:.0f}",
         }
         self._response.begin(reply.status, headers)
@@ -489,8 +463,8 @@ class ProxiedTurn:
         if whole:
             # The first's, as without a proxy; but an overload is not the last word of a refusal.
             reply = min(whole, key=lambda r: r.status in (429, 503, 529))
-            sent = [a for a in self._runner.attempts if a.sent_at is not None]
-            has_repeated = len(sent) > len(self._planner.candidates)
+            sent = [a for a in self._race.attempts if a.sent_at is not None]
+            has_repeated = len(sent) > self._upstreams
             # Both SDKs obey: or else each would repeat what has been repeated here.
             more = {"x-should-retry": "false"} if has_repeated else {}
             await self._response.refuse(reply.status, bytes(reply.body), {**reply.headers, **more})
@@ -509,5 +483,5 @@ class ProxiedTurn:
     @property
     def _like(self) -> Mapping[str, Any]:
         """An event of the first released answer with text."""
-        reader = self._answers[self._released[0].number].reader
+        reader = self._answers[self._record.released[0].number].reader
         return {} if reader is None else reader.like

@@ -73,7 +73,7 @@ class ProxyServer:
             self._models[name] = ProxiedModel(
                 name, model, self._stats, settings.turn_log, settings.drained_log
             )
-        self._stats.hold()
+        self._stats.begin_session()
         host, port = settings.address
         is_local, origins = is_loopback(host), AllowedOrigins()
 
@@ -124,7 +124,7 @@ class ProxyServer:
         for model in self._models.values():
             await model.close()
         await self._cache.close()
-        await self._stats.release()
+        await self._stats.end_session()
         await asyncio.to_thread(self._stats.save)
 
     def set_keys(self, keys: Sequence[KeySettings]) -> None:

@@ -19,7 +19,7 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-from pipecat_hedge.limits import used_up_secs
+from pipecat_hedge.providers import used_up_secs
 from pipecat_hedge.race import ConfigurationError, ServerLoad, TaskScope
 from pipecat_hedge.service import AttemptStats, Stages, parsed
 from pipecat_hedge.tools.proxy.request import ProxiedRequest

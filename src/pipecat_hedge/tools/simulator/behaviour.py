@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 from pydantic import ValidationError as PydanticError
 
-from pipecat_hedge.policy import PROFILES, LatencyProfile
+from pipecat_hedge.providers import PROFILES, LatencyProfile
 from pipecat_hedge.tools.simulator.script import (
     Prompt,
     booking_arguments,

@@ -7,7 +7,7 @@ import signal
 import sys
 import textwrap
 
-from pipecat_hedge.policy import PROFILES
+from pipecat_hedge.providers import PROFILES
 from pipecat_hedge.tools.simulator.behaviour import KEYS
 from pipecat_hedge.tools.simulator.server import Simulator
 from pipecat_hedge.tools.simulator.timeline import FAULTS

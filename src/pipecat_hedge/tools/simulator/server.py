@@ -15,7 +15,7 @@ from typing import Any, Self
 from aiohttp import web
 from anyio import CapacityLimiter
 
-from pipecat_hedge.policy import PROFILES, SIMULATED_HEADER
+from pipecat_hedge.providers import PROFILES, SIMULATED_HEADER
 from pipecat_hedge.tools.simulator.behaviour import (
     BehaviourError,
     checked_capacity,

@@ -45,7 +45,7 @@ from pipecat_hedge import (
     TurnReport,
 )
 from pipecat_hedge.fleet import RedisStore
-from pipecat_hedge.policy import SIMULATED_HEADER
+from pipecat_hedge.providers import SIMULATED_HEADER
 from pipecat_hedge.race import HedgeError
 from pipecat_hedge.tools.bench.drill.scenarios import ANSWER, Drill, Event, Variant
 from pipecat_hedge.tools.bench.redis_process import RedisProcess, has_redis

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.limits.circuit_breaker import (
+from pipecat_hedge.providers.circuit_breaker import (
     JITTER,
-    PROBES,
+    RECOVERED,
     SETTLES_SECS,
     CircuitBreaker,
     CircuitBreakerSettings,
@@ -35,9 +35,9 @@ def fail(it: CircuitBreaker, times: int, now: float = 0.0) -> CircuitBreaker:
 
 def probe(it: CircuitBreaker, verdict: Any, now: float, times: int = 1) -> None:
     for _ in range(times):
-        assert it.claim_probe(now)
-        assert not it.claim_probe(now)
-        it.record(verdict, now, probe=True)
+        assert it.claim_recovery(now)
+        assert not it.claim_recovery(now)
+        it.record(verdict, now, is_recovery=True)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,8 @@ def test_only_an_answer_to_a_later_request_closes_it(now: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "reason"), [("failed", "probe failed"), ("busy", "probe rejected for load")]
+    ("verdict", "reason"),
+    [("failed", "recovery request failed"), ("busy", "recovery request rejected for load")],
 )
 def test_reopening_doubles_the_open_time_up_to_the_cap(verdict: Any, reason: str) -> None:
     it, now = fail(breaker(recovery_secs=60, max_recovery_secs=200), 5), 0.0
@@ -131,7 +132,7 @@ def test_reopening_doubles_the_open_time_up_to_the_cap(verdict: Any, reason: str
 def test_long_closed_breaker_opens_briefly_again(calm_secs: float, expected: float) -> None:
     it = fail(breaker(max_recovery_secs=600), 5)
     probe(it, "failed", 73.0)
-    probe(it, "answered", 223.0, times=PROBES)
+    probe(it, "answered", 223.0, times=RECOVERED)
     now = 223.0 + calm_secs
     assert expected * (1 - JITTER) <= fail(it, 5, now).open_secs(now) <= expected
 
@@ -162,7 +163,7 @@ def test_recently_closed_breaker_does_not_follow() -> None:
     assert it.found(0.0) == "down"
     assert not it.follow_open(30.0, 73.0, FLEET)
     assert it.found(73.0) == "unsure"
-    probe(it, "answered", 73.0, times=PROBES)
+    probe(it, "answered", 73.0, times=RECOVERED)
     assert not it.follow_open(30.0, 73.0 + SETTLES_SECS - 0.1, FLEET)
     assert it.follow_open(30.0, 73.0 + SETTLES_SECS, FLEET)
 
@@ -210,7 +211,7 @@ def test_states_and_probes_stay_consistent(steps: Any) -> None:
     now, probing, states = 0.0, False, ["closed"]
     for verdict, secs, wants_probe, age_secs in steps:
         now += secs
-        if wants_probe and it.claim_probe(now):
+        if wants_probe and it.claim_recovery(now):
             assert not probing
             assert it.state(now) == "half_open"
             probing = True
@@ -219,7 +220,7 @@ def test_states_and_probes_stay_consistent(steps: Any) -> None:
         elif verdict == "fleet closed":
             it.follow_closed(now, FLEET)
         else:
-            it.record(verdict, now, probe=probing, age_secs=age_secs)
+            it.record(verdict, now, is_recovery=probing, age_secs=age_secs)
             probing = False
         states += [event.after for event in it.take_events()]
     changes = {*itertools.pairwise(states)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipecat_hedge.limits.verdict import Verdict, classify
+from pipecat_hedge.providers.verdict import Verdict, classify
 from pipecat_hedge.race import Attempt, AttemptError, LaunchReason, Slot
 from pipecat_hedge.race.attempt import EMPTY_ANSWER, MISSED_DEADLINE, STALLED, TIMED_OUT
 

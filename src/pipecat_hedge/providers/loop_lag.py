@@ -11,7 +11,7 @@ import threading
 import time
 from weakref import WeakKeyDictionary
 
-from pipecat_hedge.limits.overload import Overload
+from pipecat_hedge.providers.overload import Overload
 
 EVERY_SECS = 0.1
 """Ten samples a second cost about 0.1 % of a core."""

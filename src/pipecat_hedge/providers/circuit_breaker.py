@@ -2,10 +2,10 @@
 
 ``CircuitBreakerSettings`` says when it opens. It stays open for ``recovery_secs``, shortened at
 random and doubled with each reopening up to ``max_recovery_secs``. Then it is half-open: it gets
-one recovery request at a time, and ``PROBES`` answers in a row close it. An open breaker puts its
-provider last and never empties the list. A rejection for load (429, 529) is not a failure; it opens
-the breaker only if it persists. States of other processes (``follow_open``, ``follow_closed``) are
-not reported back to them.
+one recovery request at a time, and ``RECOVERED`` answers in a row close it. An open breaker puts
+its provider last and never empties the list. A rejection for load (429, 529) is not a failure; it
+opens the breaker only if it persists. States of other processes (``follow_open``,
+``follow_closed``) are not reported back to them.
 
 Sources: M. Nygard, Release It! (2007); M. Brooker, Exponential Backoff And Jitter (2015).
 """
@@ -16,16 +16,15 @@ import math
 import random
 from collections import deque
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
-from pipecat_hedge.limits.verdict import Verdict
+from pipecat_hedge.providers.verdict import Verdict
 from pipecat_hedge.race.errors import ConfigurationError
-
-BreakerState: TypeAlias = Literal["closed", "open", "half_open"]
+from pipecat_hedge.race.reports import BreakerState
 
 JITTER = 0.2
 """An open time is shortened by up to this share, so that processes do not all try at once."""
-PROBES = 2
+RECOVERED = 2
 """Answers in a row that close a half-open breaker: one may be luck."""
 PERSISTS_SECS = 10.0
 """Rejections for load that last this long without an answer open the breaker."""
@@ -110,9 +109,9 @@ class CircuitBreaker:
     Example::
 
         breaker = CircuitBreaker(random.Random())
-        if breaker.state(now) == "closed" or breaker.claim_probe(now):
+        if breaker.state(now) == "closed" or breaker.claim_recovery(now):
             ...
-            breaker.record("failed", later, probe=...)
+            breaker.record("failed", later, is_recovery=...)
 
     Attributes:
         settings: When it opens, and for how long; may be replaced at any time.
@@ -145,18 +144,21 @@ class CircuitBreaker:
         self.reason = ""
         self.closings = 0
 
+    def __repr__(self) -> str:
+        return f"<CircuitBreaker: {self._state}>"
+
     def state(self, now: float) -> BreakerState:
         """The state at ``now``, in seconds; never earlier than at the call before."""
         if self._state == "open" and now >= self._open_until:
-            self._change("half_open", now, "recovery time is over: one probe at a time is sent")
+            self._change("half_open", now, "recovery time is over: one request at a time is sent")
             self._answered_in_row = 0
         return self._state
 
-    def claim_probe(self, now: float) -> bool:
+    def claim_recovery(self, now: float) -> bool:
         """Claim the half-open provider's only recovery request.
 
         Returns:
-            Whether the claim succeeded. Its end must then be recorded with ``probe=True``.
+            Whether the claim succeeded. Its end must then be recorded with ``is_recovery=True``.
         """
         if self.state(now) != "half_open" or self._is_claimed:
             return False
@@ -168,7 +170,7 @@ class CircuitBreaker:
         verdict: Verdict,
         now: float,
         *,
-        probe: bool = False,
+        is_recovery: bool = False,
         age_secs: float = 0.0,
         count: int = 1,
     ) -> None:
@@ -177,13 +179,13 @@ class CircuitBreaker:
         Args:
             verdict: How it ended.
             now: When it ended.
-            probe: Whether it was the claimed recovery request.
+            is_recovery: Whether it was the claimed recovery request.
             age_secs: The time from its launch to its end.
             count: How many failures in a row it stands for. A request that timed out also stands
                 for those before it that were superseded without a token.
         """
         state = self.state(now)
-        if probe:
+        if is_recovery:
             self._is_claimed = False
         if verdict in ("silent", "not_connected"):
             verdict = "failed"
@@ -195,7 +197,7 @@ class CircuitBreaker:
             self._failed_after_secs = max(self._failed_after_secs, age_secs)
         if state == "closed":
             self._record(verdict, now, count)
-        elif probe and state == "half_open":
+        elif is_recovery and state == "half_open":
             self._record_recovery(verdict, now)
         elif verdict == "answered" and now - age_secs >= self._opened_at:
             self._close(now, "a request sent while it was open was answered")
@@ -295,11 +297,14 @@ class CircuitBreaker:
 
     def _record_recovery(self, verdict: Verdict, now: float) -> None:
         if verdict != "answered":
-            self._open(now, "probe " + ("failed" if verdict == "failed" else "rejected for load"))
+            self._open(
+                now,
+                "recovery request " + ("failed" if verdict == "failed" else "rejected for load"),
+            )
             return
         self._answered_in_row += 1
-        if self._answered_in_row >= PROBES:
-            self._close(now, f"{self._answered_in_row} probes in a row were answered")
+        if self._answered_in_row >= RECOVERED:
+            self._close(now, f"{self._answered_in_row} recovery requests in a row were answered")
 
     # ---- transitions
 

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from pipecat_hedge.policy import Backend, LatencyRegistry
-from pipecat_hedge.policy.change_point import CREDIT, EARNED_BY, ChangePoint
-from pipecat_hedge.policy.survival import SurvivalCurve
+from pipecat_hedge.providers import Backend, ProviderRegistry
+from pipecat_hedge.providers.change_point import CREDIT, EARNED_BY, ChangePoint
+from pipecat_hedge.providers.survival import SurvivalCurve
 
 BACKEND = Backend("a", "m")
 
@@ -19,19 +19,19 @@ class Provider:
 
     def __init__(self, seed: int = 1):
         self.rng = random.Random(seed)
-        self.stats = LatencyRegistry()
+        self.stats = ProviderRegistry()
 
     @property
     def curve(self) -> SurvivalCurve:
-        return self.stats.known([BACKEND], None, by_sentence=False)["a"].first_token
+        return self.stats.estimates([BACKEND], None, by_sentence=False)["a"].first_token
 
     @property
     def seen(self) -> int:
         """How many observations are believed to be of the present."""
-        return self.stats.latencies[BACKEND.key].seen
+        return self.stats.latencies()[BACKEND.key].seen
 
     def take(self, secs: float, *, censored: bool = False) -> None:
-        self.stats.record_first_token(BACKEND, secs, None, censored=censored)
+        self.stats.record_wait(BACKEND, secs, None, censored=censored)
 
     def run(self, turns: int, factor: float = 1.0, censored_after: float = 1e9) -> None:
         for _ in range(turns):

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from pipecat_hedge.limits.background import LoopWork
-from pipecat_hedge.limits.loop_lag import EVERY_SECS, LoopWatch
-from pipecat_hedge.limits.overload import FRESH_SECS, SAMPLES, Overload
+from pipecat_hedge.providers.background import LoopWork
+from pipecat_hedge.providers.loop_lag import EVERY_SECS, LoopWatch
+from pipecat_hedge.providers.overload import FRESH_SECS, SAMPLES, Overload
 from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.testing import AutojumpLoop, Say, Wait
 from tests.service.builders import racing, scripted

@@ -31,6 +31,7 @@ class Backend:
         usd_per_mtok: Price in US dollars per million ``(input, output)`` tokens; None if unknown.
         measures: What is timed: the first token; the whole answer, as of a one-shot inference; or
             the caller's wait for an LLM or a tool.
+        record_key: The key of its record; see ``key_of``.
         key: The key of its statistics.
     """
 
@@ -38,11 +39,13 @@ class Backend:
     model: str | None = None
     usd_per_mtok: tuple[float, float] | None = None
     measures: Measures = "first_token"
+    record_key: str = field(init=False, compare=False, repr=False)
     key: str = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Build the key once: a turn reads it some thirty times."""
-        object.__setattr__(self, "key", key_of(self.provider, self.model) + _KINDS[self.measures])
+        """Build the keys once: a turn reads them some thirty times."""
+        object.__setattr__(self, "record_key", key_of(self.provider, self.model))
+        object.__setattr__(self, "key", self.record_key + _KINDS[self.measures])
 
 
 def key_of(provider: str, model: str | None) -> str:
@@ -50,6 +53,6 @@ def key_of(provider: str, model: str | None) -> str:
     return f"{provider} | {model or ''}"
 
 
-def provider_key(key: str) -> str:
-    """Return the key of the provider and model from that of any of their statistics."""
+def record_key_of(key: str) -> str:
+    """Return the key of a record from that of any of its statistics."""
     return " | ".join(key.split(" | ")[:2])

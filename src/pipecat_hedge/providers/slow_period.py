@@ -1,7 +1,7 @@
 """Detects that a provider has turned slow, compared with its usual latency. Pure.
 
 While a provider is slow, another one gets the first request, and hedges try the slow one again.
-What was learned of it is put aside until it has recovered (``provider_latency.py``).
+What was learned of it is put aside until it has recovered (``latency.py``).
 
 An attempt is *late* once it has taken longer than the usual p80, and clearly longer than the usual
 median; a silent attempt counts as soon as it is late. A late attempt is one step up, an attempt in
@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 from statistics import median
 
-from pipecat_hedge.policy.survival import SurvivalCurve
+from pipecat_hedge.providers.survival import SurvivalCurve
 from pipecat_hedge.race.attempt import Attempt
 
 SLOW, RECOVERED = 5, 2
@@ -36,9 +36,9 @@ SETTLED = 20
 LATE_SHARE = 0.2
 TIMES, BY_SECS = 1.4, 0.1
 """A late attempt exceeds the median by this factor and this time, however narrow the spread is."""
-PROBES = 0.75
+TRIALS = 0.75
 """The share of the budget that trials of a slow provider may use."""
-LEAST_PROBES = 0.01
+LEAST_TRIALS = 0.01
 """The share of turns with a trial, however small the budget is."""
 
 
@@ -62,7 +62,7 @@ class SlowPeriod:
         default_factory=lambda: deque[tuple[Attempt | None, float]](maxlen=SLOW)
     )
     _in_flight: dict[Attempt, float | None] = field(default_factory=dict[Attempt, float | None])
-    _since_probe: int = 0
+    _since_trial: int = 0
     _level_before: float = 0.0
 
     @property
@@ -145,7 +145,7 @@ class SlowPeriod:
 
     def saved(self) -> list[float]:
         """Return whether it is on, the steps, the turns since a trial and the level, for a file."""
-        return [int(self.is_on), self._steps, self._since_probe, round(self.counted_secs, 3)]
+        return [int(self.is_on), self._steps, self._since_trial, round(self.counted_secs, 3)]
 
     def restore(self, saved: Sequence[float]) -> None:
         """Continue from what ``saved`` returned.
@@ -153,23 +153,23 @@ class SlowPeriod:
         Raises:
             TypeError, ValueError: If it is something else.
         """
-        is_on, steps, since_probe, level = saved
-        if not (0 <= steps <= SLOW and 0 <= since_probe < inf and 0 <= level < inf):
+        is_on, steps, since_trial, level = saved
+        if not (0 <= steps <= SLOW and 0 <= since_trial < inf and 0 <= level < inf):
             raise ValueError("a slow period's values must not be negative")
         self.is_on, self._level_before = bool(is_on), float(level)
-        self._steps, self._since_probe = int(steps), int(since_probe)
+        self._steps, self._since_trial = int(steps), int(since_trial)
 
-    def is_probes_turn(self, budget: float) -> bool:
+    def is_trial_turn(self, budget: float) -> bool:
         """Return whether this turn tries a slow provider.
 
         Args:
             budget: Extra requests per turn.
         """
-        self._since_probe += 1
-        every = ceil(1 / max(PROBES * budget, LEAST_PROBES))
-        if self._steps == 0 and self._since_probe < every:
+        self._since_trial += 1
+        every = ceil(1 / max(TRIALS * budget, LEAST_TRIALS))
+        if self._steps == 0 and self._since_trial < every:
             return False  # an answer in time is followed up at once
-        self._since_probe = 0
+        self._since_trial = 0
         return True
 
     def _let_go(self, attempt: Attempt) -> None:
@@ -187,4 +187,4 @@ class SlowPeriod:
             self._late.append((None if is_over else attempt, secs))
         self._steps = max(self._steps + (1 if is_late is not self.is_on else -1), 0)
         if self._steps >= (RECOVERED if self.is_on else SLOW):
-            self.is_on, self._steps, self._since_probe = not self.is_on, 0, 0
+            self.is_on, self._steps, self._since_trial = not self.is_on, 0, 0

@@ -11,8 +11,8 @@ from functools import cache
 
 import numpy as np
 
-from pipecat_hedge.policy.profiles import PROFILES
-from pipecat_hedge.policy.survival import SurvivalCurve
+from pipecat_hedge.providers.profiles import PROFILES
+from pipecat_hedge.providers.survival import SurvivalCurve
 
 _FAMILIES = (
     (r"haiku", "claude-haiku-4-5"),

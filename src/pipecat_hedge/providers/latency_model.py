@@ -27,8 +27,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipecat_hedge.policy.change_point import WATCHED
-from pipecat_hedge.policy.survival import Floats, SurvivalCurve
+from pipecat_hedge.providers.change_point import WATCHED
+from pipecat_hedge.providers.survival import Floats, SurvivalCurve
 from pipecat_hedge.race.errors import ConfigurationError
 
 LEAST_SECS = 0.01
@@ -277,7 +277,7 @@ class LatencyModel:
         if self._answers is None:
             came = self._counts[0].cumsum()
             shares = came[-1] * np.array((0.9, 0.95, 0.98))
-            buckets = came.searchsorted(shares).tolist() if came[-1] else ()
+            buckets: list[int] = came.searchsorted(shares).tolist() if came[-1] else []
             p90, p95, p98 = [_SECS[bucket] for bucket in buckets] or (0.0, 0.0, 0.0)
             if came[-1] < KNOWN * self._weight:
                 p95 = max(p95, self._given().quantile(0.95))

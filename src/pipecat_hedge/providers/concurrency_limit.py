@@ -19,7 +19,7 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from pipecat_hedge.limits.verdict import Verdict
+from pipecat_hedge.providers.verdict import Verdict
 from pipecat_hedge.race.errors import ConfigurationError
 
 ROUND = 5
@@ -145,27 +145,19 @@ class ConcurrencyLimit:
         refused = self._refused_limit(now)
         return int(inferred if refused is None else min(inferred, refused))
 
-    def has_room(
-        self, now: float, bounds: LimitBounds = OPEN_BOUNDS, *, reserved: float = 0.0
-    ) -> bool:
-        """Whether one more request is within the limit.
+    def has_room(self, limit: int, *, reserved: float = 0.0) -> bool:
+        """Whether one more request is within a limit.
 
         Args:
-            now: The time.
-            bounds: Bounds of the inferred limit.
+            limit: The limit now; see ``limit``.
             reserved: The share of the limit to keep free, from 0 to 1.
         """
-        limit = self.limit(now, bounds)
         return self.in_flight < max(int((1 - reserved) * limit), min(limit, 1))
 
     def is_refusing(self, now: float) -> bool:
         """Whether the provider has just rejected requests with as many in flight as now."""
         refused = self._refused_limit(now)
         return refused is not None and self.in_flight >= max(int(refused), REFUSED_MIN)
-
-    def reason(self, now: float, bounds: LimitBounds = OPEN_BOUNDS) -> str:
-        """Why there is no room."""
-        return f"{self.in_flight} of {self.limit(now, bounds)} requests in flight"
 
     def acquire(
         self,

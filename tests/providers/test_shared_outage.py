@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipecat_hedge.limits.shared_outage import WITHIN_SECS, SharedOutage
+from pipecat_hedge.providers.shared_outage import WITHIN_SECS, SharedOutage
 
 A_AND_B = [(at, host) for second in range(30) for at, host in ((second, "a"), (second + 0.5, "b"))]
 

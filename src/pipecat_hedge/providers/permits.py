@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from pipecat_hedge.limits.concurrency_limit import OPEN_BOUNDS, LimitBounds
-from pipecat_hedge.limits.priority import WorkClass
+from pipecat_hedge.providers.concurrency_limit import OPEN_BOUNDS, LimitBounds
+from pipecat_hedge.providers.priority import WorkClass
 from pipecat_hedge.race.errors import HedgeError
 from pipecat_hedge.race.reports import Tier
 
@@ -29,14 +29,14 @@ class Permit:
     Parameters:
         key: The provider.
         acquired_at: When it was acquired.
-        is_probe: Whether it is a half-open provider's recovery request.
+        is_recovery: Whether it is a half-open provider's recovery request.
         is_active: Whether it has not been released yet.
         has_token: Whether the answer has begun.
     """
 
     key: str
     acquired_at: float
-    is_probe: bool = False
+    is_recovery: bool = False
     is_active: bool = True
     has_token: bool = False
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipecat_hedge.policy import PROFILES
-from pipecat_hedge.policy.priors import prior_for
+from pipecat_hedge.providers import PROFILES
+from pipecat_hedge.providers.priors import prior_for
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.policy.latency_model import BUCKETS, LatencyModel, bucket_of, value_of
-from pipecat_hedge.policy.survival import Floats, SurvivalCurve
+from pipecat_hedge.providers.latency_model import BUCKETS, LatencyModel, bucket_of, value_of
+from pipecat_hedge.providers.survival import Floats, SurvivalCurve
 
 PRIOR = SurvivalCurve.of([0.0, 0.5, 1.0], [1.0, 0.5, 0.1], 1.0)
 OBSERVED = st.lists(st.tuples(st.floats(0.01, 60), st.booleans()), min_size=1, max_size=100)

@@ -18,7 +18,7 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median
 
-from pipecat_hedge.policy.survival import SurvivalCurve
+from pipecat_hedge.providers.survival import SurvivalCurve
 
 WATCHED = 12
 ENOUGH = 10

@@ -6,18 +6,26 @@ in a few classes. A class of which too little is known uses the model of all siz
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pipecat_hedge.policy.change_point import LEAST, MOST, ChangePoint
-from pipecat_hedge.policy.latency_model import BUCKETS, LatencyModel, bucket_of, value_of
-from pipecat_hedge.policy.priced_delay import SILENCES, LatencyEstimate
-from pipecat_hedge.policy.slow_period import RECOVERED, SETTLED, SLOW, SlowPeriod, late_secs
-from pipecat_hedge.policy.survival import Floats, SurvivalCurve
+from pipecat_hedge.providers.change_point import LEAST, MOST, ChangePoint
+from pipecat_hedge.providers.latency_model import (
+    BUCKETS,
+    AnswerTimes,
+    LatencyModel,
+    bucket_of,
+    value_of,
+)
+from pipecat_hedge.providers.slow_period import RECOVERED, SETTLED, SLOW, SlowPeriod, late_secs
+from pipecat_hedge.providers.survival import Floats, SurvivalCurve
+from pipecat_hedge.race.attempt import MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
 
 CLASS_BOUNDS = (2_000, 8_000, 32_000)
 """Prompt tokens at which a class begins."""
@@ -39,10 +47,45 @@ ALL, SENTENCE = len(CLASS_BOUNDS) + 1, len(CLASS_BOUNDS) + 2
 """The models beside those of the classes of sizes: prompts of any size, and sentences."""
 COUNTS = (SENTENCE + 1, 2, BUCKETS)
 """The shape of a provider's counts: by model, answered or censored, and bucket."""
+WAITED = (STALLED, TIMED_OUT, MISSED_DEADLINE)
+"""Errors after which only the length of the wait is known."""
+SILENCES = 2
+"""One silence may be a lost packet; after two in a row a provider loses its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyEstimate:
+    """What is known of a provider's latency.
+
+    Parameters:
+        first_token: From the launch of an attempt to its first usable token.
+        sentence: From the first token to the first whole sentence; None where a token wins.
+        usual: The usual times to first token: in a slow period those from before it.
+        prior_weight: How much of it is still assumed, from 1 to nearly 0.
+        answers: How long its answers took, without the waits that were cut short.
+        silences: How many of its latest attempts in a row were silent until they were cut.
+    """
+
+    first_token: SurvivalCurve
+    sentence: SurvivalCurve | None
+    usual: SurvivalCurve
+    prior_weight: float
+    answers: AnswerTimes
+    silences: int
+
+    @property
+    def may_hang(self) -> bool:
+        """Whether its latest attempt was silent, and none has been answered since."""
+        return self.silences > 0
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it has been silent in a row, so that another provider is to be asked first."""
+        return self.silences >= SILENCES
 
 
 class ProviderLatency:
-    """Learns how long one provider takes. Not safe for threads; ``ProviderStats`` sees to that.
+    """Learns how long one provider takes. Protected by the registry's lock.
 
     Attributes:
         totals: What was seen here since the slice of time that is shared now began, in plain
@@ -120,6 +163,66 @@ class ProviderLatency:
         return own if is_known else self._models[ALL]
 
     # ---- what happened
+
+    def learn(
+        self,
+        attempt: Attempt,
+        first_at: float | None,
+        ended_at: float,
+        prompt_tokens: int | None,
+        *,
+        with_sentence: bool,
+        is_silence: bool,
+    ) -> None:
+        """Learn from an attempt that has ended.
+
+        An error says nothing of a provider's latency, unless it is that there was no answer.
+
+        Args:
+            attempt: The attempt.
+            first_at: When its first token came; None if none did.
+            ended_at: When it ended.
+            prompt_tokens: The size of the prompt; None where it is not known.
+            with_sentence: Whether the time to its first sentence is to be learned too.
+            is_silence: Whether it was silent; see ``record_silence``.
+        """
+        if first_at is None and attempt.outcome == "failed" and attempt.error not in WAITED:
+            self.slow_period.forget(attempt)
+            return
+        self.learn_wait(attempt, first_at, ended_at, prompt_tokens, is_silence=is_silence)
+        if first_at is None or not with_sentence or attempt.is_unsure:
+            return
+        if attempt.speakable_at is not None:
+            self.record_sentence(attempt.speakable_at - first_at, censored=False)
+        elif not attempt.called_tools and attempt.outcome != "failed":
+            self.record_sentence(ended_at - first_at, censored=True)
+
+    def learn_wait(
+        self,
+        attempt: Attempt,
+        first_at: float | None,
+        now: float,
+        prompt_tokens: int | None,
+        *,
+        is_silence: bool = False,
+    ) -> None:
+        """Learn an attempt's time to first token, or its wait until now; see ``learn``."""
+        has_answered = first_at is not None
+        # The loop was ``lag_secs`` behind: the token came between ``first_at - lag_secs`` and
+        # ``first_at``. Use the lower bound.
+        until = first_at - attempt.lag_secs if first_at is not None else now
+        secs = max(until - attempt.launched_at, 0.0)
+        if has_answered:
+            self.end_silence()
+        late_after = self.late_secs(prompt_tokens)
+        if has_answered and not self.is_settled:
+            late_after = math.inf
+        self.slow_period.ended(attempt, secs, late_after, has_answered=has_answered)
+        if is_silence:
+            self.record_silence(secs, prompt_tokens)
+        else:
+            is_censored = not has_answered or attempt.is_unsure
+            self.record(secs, censored=is_censored, prompt_tokens=prompt_tokens)
 
     def record(self, secs: float, *, censored: bool, prompt_tokens: int | None = None) -> None:
         """Take a time to first token.

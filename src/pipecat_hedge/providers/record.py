@@ -1,18 +1,19 @@
-"""One provider's breaker, concurrency limit and ``Retry-After``."""
+"""What a process knows of one provider and model."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
 
-from pipecat_hedge.limits.circuit_breaker import (
+from pipecat_hedge.providers.circuit_breaker import (
     BreakerEvent,
     CircuitBreaker,
     CircuitBreakerSettings,
 )
-from pipecat_hedge.limits.concurrency_limit import ConcurrencyLimit
-from pipecat_hedge.limits.fleet_advice import Advice, Finding
-from pipecat_hedge.limits.verdict import Verdict
+from pipecat_hedge.providers.concurrency_limit import ConcurrencyLimit
+from pipecat_hedge.providers.fleet_advice import Advice, Finding
+from pipecat_hedge.providers.latency import ProviderLatency
+from pipecat_hedge.providers.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +29,11 @@ class BreakerChange:
     event: BreakerEvent
 
 
-class ProviderHealth:
-    """One provider's breaker, limit and observations.
+class ProviderRecord:
+    """What a process knows of one provider and model. Protected by the registry's lock.
 
     Attributes:
+        latencies: Its latency models, by the key of their statistics; see ``Backend.key``.
         breaker: Its circuit breaker.
         limit: Its concurrency limit.
         retry_after_until: When its ``Retry-After`` ends.
@@ -42,27 +44,29 @@ class ProviderHealth:
         without_token: The number of requests in a row without a token, superseded ones included.
         overtaken: Those of them that were superseded when they were already late, since the last
             timeout.
+        is_observed: Whether one of its losers runs on as an observed loser.
         open_reason: The reason of the breaker's last change.
     """
 
     def __init__(self, rng: random.Random, settings: CircuitBreakerSettings):
-        """Create a healthy provider.
+        """Create the record of a healthy provider.
 
         Args:
             rng: Spreads the recoveries of many processes.
             settings: When its breaker opens.
         """
+        self.latencies: dict[str, ProviderLatency] = {}
         self.breaker = CircuitBreaker(rng, settings)
         self.limit = ConcurrencyLimit()
         self.retry_after_until = self.used_up_until = float("-inf")
         self.answered_since = self.last_token_at = float("-inf")
         self.last_ttft_secs = 0.0
         self.without_token = self.overtaken = 0
+        self.is_observed = False
         self.open_reason = ""
 
-    def is_healthy(self, now: float) -> bool:
-        """Whether its breaker is closed and no ``Retry-After`` applies."""
-        return self.breaker.state(now) == "closed" and now >= self.retry_after_until
+    def __repr__(self) -> str:
+        return f"<ProviderRecord: {self.limit.in_flight} in flight, {self.breaker}>"
 
     def count_without_token(
         self, verdict: Verdict, was_overtaken: bool, was_late: bool, has_begun: bool

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.limits.rate_limit_headers import MAX_SECS, used_up_secs
+from pipecat_hedge.providers.rate_limit_headers import MAX_SECS, used_up_secs
 
 DATE = "Mon, 17 Aug 2026 10:00:00 GMT"
 NOW = 1_786_960_800.0  # the same

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipecat_hedge.limits.server_queue import hedge_refusal, is_last_resort, load_rank
+from pipecat_hedge.providers.server_queue import hedge_refusal, is_last_resort, load_rank
 from pipecat_hedge.race import ServerLoad
 
 

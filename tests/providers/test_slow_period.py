@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pipecat_hedge.policy.slow_period import RECOVERED, SLOW, SlowPeriod
+from pipecat_hedge.providers.slow_period import RECOVERED, SLOW, SlowPeriod
 from pipecat_hedge.race import Attempt, Slot
 
 LATE_AFTER = 1.0

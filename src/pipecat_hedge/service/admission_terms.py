@@ -1,0 +1,44 @@
+"""On which terms the requests of a session are admitted: the service's own arguments, checked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, TypeAlias, get_args
+
+from pipecat_hedge.providers.concurrency_limit import OPEN_BOUNDS, SHED_BOUNDS, LimitBounds
+from pipecat_hedge.providers.permits import Terms
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race.reports import Tier
+
+AdmissionMode: TypeAlias = Literal["open", "shed"]
+
+
+def admission_terms(
+    mode: AdmissionMode, tier: Tier, min_in_flight: int | None, max_in_flight: int | None
+) -> Terms:
+    """Check a service's arguments and combine them into the terms of a new session.
+
+    Args:
+        mode: ``open`` or ``shed``.
+        tier: The session's tier.
+        min_in_flight: The floor of the inferred limit; None is the mode's default.
+        max_in_flight: Its ceiling; None is the mode's default.
+
+    Raises:
+        ConfigurationError: If an argument is invalid; the message names it and the remedy.
+    """
+    if mode not in get_args(AdmissionMode):
+        raise ConfigurationError(f"admission is not known, got {mode!r}: write 'open' or 'shed'")
+    usual = SHED_BOUNDS if mode == "shed" else OPEN_BOUNDS
+    floor = usual.floor if min_in_flight is None else min_in_flight
+    ceiling = usual.ceiling if max_in_flight is None else max_in_flight
+    if max_in_flight is not None and min_in_flight is None and isinstance(max_in_flight, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        floor = max(min(floor, max_in_flight), 1)
+    return Terms(tier, object(), LimitBounds(floor, ceiling, usual.start), sheds=mode == "shed")
+
+
+def divided(terms: Terms, processes: int) -> Terms:
+    """The terms for one process of a fleet, so that all together stay below the ceiling."""
+    bounds = terms.bounds
+    ceiling = max(bounds.ceiling // max(processes, 1), bounds.floor)
+    return replace(terms, bounds=replace(bounds, ceiling=ceiling))

@@ -1,0 +1,182 @@
+"""Plans a turn: which providers it asks, in which order, and when it sends further requests."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic
+
+from loguru import logger
+
+from pipecat_hedge.policy.hedge_policy import HedgePolicy
+from pipecat_hedge.policy.planner import Plan, plan_turn
+from pipecat_hedge.policy.turn_route import RouteChoice
+from pipecat_hedge.providers.backends import Backend, Measures
+from pipecat_hedge.providers.permits import Terms
+from pipecat_hedge.providers.priority import WorkClass
+from pipecat_hedge.providers.standing import Standing, first_choice
+from pipecat_hedge.race.events import CommitOn
+from pipecat_hedge.service.candidates import TurnMembers, choose_candidates
+from pipecat_hedge.service.member import A, Member
+from pipecat_hedge.service.provider_stats import ProviderStats
+
+_RNG = random.Random()
+GIVEN_ORDER = RouteChoice((), "")
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSpec:
+    """What a turn, an inference or a proxied request asks for.
+
+    Parameters:
+        work: The work class of its first request.
+        commit_on: What an attempt must have to win.
+        prompt_tokens: An estimate of the prompt's size.
+        has_tools: Whether the model may call tools.
+        measures: What its latency is: that of the first token, or of the whole answer.
+        choice: The user's route, which the members' order follows.
+        is_learned: Whether its latencies are learned.
+        rescues: Whether a committed answer that stalls is continued.
+    """
+
+    work: WorkClass
+    commit_on: CommitOn
+    prompt_tokens: int
+    has_tools: bool = False
+    measures: Measures = "first_token"
+    choice: RouteChoice = GIVEN_ORDER
+    is_learned: bool = True
+    rescues: bool = True
+
+    @property
+    def whole_answers(self) -> bool:
+        """Whether an answer comes all at once, as in a one-shot inference."""
+        return self.measures == "whole_answer"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTurn(Generic[A]):
+    """How a turn is raced.
+
+    Parameters:
+        plan: The order, the launch rule and the costs.
+        order: The providers in the order of their requests; empty if none may be used.
+        backends: The statistics of each provider, by name.
+        terms: On which terms the turn's requests are admitted.
+        recovering: The half-open provider whose recovery request the turn has claimed, or None. The
+            turn must release the claim.
+        reason: Why no provider may be used, if that is so.
+        route_reason: Why the order is not the given one; None if it is.
+    """
+
+    plan: Plan
+    order: Sequence[Member[A]]
+    backends: Mapping[str, Backend]
+    terms: Terms
+    recovering: str | None
+    reason: str
+    route_reason: str | None
+
+
+def plan_of(
+    policy: HedgePolicy,
+    stats: ProviderStats,
+    spec: TurnSpec,
+    members: TurnMembers[A],
+    terms: Terms,
+    now: float,
+) -> PlannedTurn[A]:
+    """Plan a turn.
+
+    Args:
+        policy: The user's policy.
+        stats: The providers' statistics.
+        spec: What the turn asks for.
+        members: The session's providers.
+        terms: On which terms its requests are admitted.
+        now: The loop's time.
+    """
+    given, keys = members.given, [member.key for member in members.given]
+    _report_queues(given, stats, now)
+    stats.begin_turn(terms, now)
+    standings = stats.standing(keys, spec.work, terms, now)
+    found = choose_candidates(given, standings, stats, now, sheds=terms.sheds)
+    try:
+        if found.in_panic:
+            terms = dataclasses.replace(terms, ignores_breakers=True)
+            standings = stats.standing(keys, spec.work, terms, now)
+        last = {**found.last, **members.last}
+        backends = {m.name: dataclasses.replace(m.backend, measures=spec.measures) for m in given}
+        plan = plan_turn(
+            policy,
+            [backends[member.name] for member in found.entries],
+            stats,
+            stats.accounts,
+            prompt_tokens=spec.prompt_tokens,
+            commit_on=spec.commit_on,
+            rng=_RNG,
+            has_tools=spec.has_tools,
+            now=now,
+            lag_secs=stats.loop_watch.lag_now,
+            is_routed=bool(spec.choice.first),
+            last=last,
+        )
+    except BaseException:
+        if found.recovering is not None:
+            key = next(member.key for member in given if member.name == found.recovering)
+            stats.drop_recovery(key, now)
+        raise
+    if plan.problem is not None:
+        logger.warning(f"policy {policy.name}: {plan.problem}; this turn is not hedged")
+    if found.in_panic:
+        plan.order = tuple(member.name for member in found.entries)
+        plan.put_last(last)
+    first = given[0].name
+    if first in last and plan.order[:1] not in ((), (first,)):
+        plan.route_reason = f"{first} {last[first]}"
+    if found.recovering is not None:
+        plan.try_out(found.recovering)
+        plan.is_free = False
+    elif (
+        members.rejecting in plan.order
+        and plan.trial is None
+        and stats.begin_trial(backends[members.rejecting], now)
+    ):
+        plan.try_out(members.rejecting)
+    by_name = {member.name: standing for member, standing in zip(given, standings, strict=True)}
+    name, reason = _first(plan.order, by_name, found.recovering, sheds=terms.sheds)
+    # It may be another provider than the plan's first.
+    names = [] if name is None else sorted(plan.order, key=lambda each: each != name)
+    return PlannedTurn(
+        plan,
+        [next(member for member in given if member.name == each) for each in names],
+        backends,
+        terms,
+        found.recovering,
+        found.reason or reason,
+        "; ".join(filter(None, (spec.choice.reason, plan.route_reason))) or None,
+    )
+
+
+def _report_queues(members: Sequence[Member], stats: ProviderStats, now: float) -> None:
+    for member in members:
+        load = member.server_load
+        if load is not None and load.is_up:
+            stats.set_queue(member.key, load.running, load.waiting, now)
+
+
+def _first(
+    order: Sequence[str], standings: Mapping[str, Standing], recovering: str | None, *, sheds: bool
+) -> tuple[str | None, str]:
+    """The provider of a turn's first request; or None, and why."""
+    # A half-open provider comes last; with "shed" it is used only if it is the only one.
+    names = [name for name in order if name != recovering]
+    if not names:
+        return (recovering if order else None), ""
+    if sheds and all(standings[name].full is not None for name in names):
+        return None, ", ".join(f"{name} {standings[name].full}" for name in names)
+    if not sheds and recovering is not None:
+        names.append(recovering)
+    return names[first_choice([standings[name] for name in names])], ""
