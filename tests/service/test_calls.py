@@ -19,7 +19,7 @@ FEATURES = {
     "early answers": ("voice/eager_stop.py",),
 }
 MOST_CALLS = 5
-FIRST_TOKEN_CALLS, TOKEN_CALLS = 657, 40
+FIRST_TOKEN_CALLS, TOKEN_CALLS = 611, 40
 """Calls of a warm turn before its first token, and for each token from there to its report. When
 they grow by a tenth, find out why; when they fall, lower them."""
 

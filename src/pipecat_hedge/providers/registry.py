@@ -16,7 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
 
-from pipecat_hedge.providers.backends import MOST_PROVIDERS, Backend, key_of
+from pipecat_hedge.providers.backends import MOST_PROVIDERS, Backend
 from pipecat_hedge.providers.circuit_breaker import DEFAULTS, CircuitBreakerSettings
 from pipecat_hedge.providers.latency import WAITED, LatencyEstimate, ProviderLatency
 from pipecat_hedge.providers.latency_model import in_doubt
@@ -114,7 +114,7 @@ class ProviderRegistry:
 
     def latency(self, backend: Backend) -> ProviderLatency:
         """The latency models of a provider, created on first use."""
-        latencies = self.record(key_of(backend.provider, backend.model)).latencies
+        latencies = self.record(backend.record_key).latencies
         latency = latencies.get(backend.key)
         if latency is None:
             prior = prior_for(backend.provider, backend.model)
@@ -457,11 +457,11 @@ class ProviderRegistry:
     def mark_simulated(self, backend: Backend) -> None:
         """Keep what is learned of a provider to this process: a simulator answers for it."""
         with self.lock:
-            self.simulated.add(key_of(backend.provider, backend.model))
+            self.simulated.add(backend.record_key)
 
     def is_simulated(self, backend: Backend) -> bool:
         """Whether a simulator has answered for a provider."""
-        return key_of(backend.provider, backend.model) in self.simulated
+        return backend.record_key in self.simulated
 
     def sent(self, backend: Backend, attempt: Attempt, prompt_tokens: int | None) -> None:
         """Watch an attempt of a turn that is under way, until ``learn`` or ``forget``.

@@ -298,7 +298,7 @@ class HedgedLLMService(LLMService):
     @property
     def is_simulated(self) -> bool:
         """Whether a simulator answers for one of the providers."""
-        return any(self._stats.is_simulated(entry.backend) for entry in self._members.entries)
+        return any(self._stats.is_simulated(entry.backend()) for entry in self._members.entries)
 
     @property
     def policy(self) -> HedgePolicy:

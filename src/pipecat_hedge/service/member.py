@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol
 
 from typing_extensions import TypeVar
 
 from pipecat_hedge.policy.hedge_policy import HedgePolicy
 from pipecat_hedge.policy.planner import silent_secs
-from pipecat_hedge.providers.backends import Backend, key_of
+from pipecat_hedge.providers.backends import Backend, Measures, key_of
 from pipecat_hedge.providers.latency import LatencyEstimate
 from pipecat_hedge.providers.server_queue import hedge_refusal, load_rank
 from pipecat_hedge.race.events import Slot
@@ -64,15 +64,16 @@ class Member(Generic[A]):
     Parameters:
         provider: Its name and price.
         adapters: Its instances.
+        name: The provider's name.
     """
 
     provider: NamedProvider
     adapters: tuple[A, ...]
+    name: str = field(init=False)
 
-    @property
-    def name(self) -> str:
-        """The provider's name."""
-        return self.provider.name
+    def __post_init__(self) -> None:
+        """Read the name once."""
+        object.__setattr__(self, "name", self.provider.name)
 
     @property
     def server_load(self) -> ServerLoad | None:
@@ -81,16 +82,15 @@ class Member(Generic[A]):
             return self.adapters[0].server_load
         return min((c.server_load for c in self.adapters), key=load_rank)
 
-    @property
-    def backend(self) -> Backend:
-        """The key of its latency statistics."""
+    def backend(self, measures: Measures = "first_token") -> Backend:
+        """The keys of its record and of its latency statistics."""
         model = self.adapters[0].model
-        return Backend(self.provider.name, model, self.provider.usd_per_mtok)
+        return Backend(self.name, model, self.provider.usd_per_mtok, measures)
 
     @property
     def key(self) -> str:
         """The key of its record in the registry."""
-        return key_of(self.provider.name, self.adapters[0].model)
+        return key_of(self.name, self.adapters[0].model)
 
 
 def take_best_instance(idle: list[A]) -> A:

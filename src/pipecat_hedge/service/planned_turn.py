@@ -64,6 +64,7 @@ class PlannedTurn(Generic[A]):
         plan: The order, the launch rule and the costs.
         order: The providers in the order of their requests; empty if none may be used.
         backends: The statistics of each provider, by name.
+        standings: How each provider stands at the turn's start, by name.
         terms: On which terms the turn's requests are admitted.
         recovering: The half-open provider whose recovery request the turn has claimed, or None. The
             turn must release the claim.
@@ -74,6 +75,7 @@ class PlannedTurn(Generic[A]):
     plan: Plan
     order: Sequence[Member[A]]
     backends: Mapping[str, Backend]
+    standings: Mapping[str, Standing]
     terms: Terms
     recovering: str | None
     reason: str
@@ -98,7 +100,9 @@ def plan_of(
         terms: On which terms its requests are admitted.
         now: The loop's time.
     """
-    given, keys = members.given, [member.key for member in members.given]
+    given = members.given
+    backends = {member.name: member.backend(spec.measures) for member in given}
+    keys = [backend.record_key for backend in backends.values()]
     _report_queues(given, stats, now)
     stats.begin_turn(terms, now)
     standings = stats.standing(keys, spec.work, terms, now)
@@ -108,7 +112,6 @@ def plan_of(
             terms = dataclasses.replace(terms, ignores_breakers=True)
             standings = stats.standing(keys, spec.work, terms, now)
         last = {**found.last, **members.last}
-        backends = {m.name: dataclasses.replace(m.backend, measures=spec.measures) for m in given}
         plan = plan_turn(
             policy,
             [backends[member.name] for member in found.entries],
@@ -125,8 +128,7 @@ def plan_of(
         )
     except BaseException:
         if found.recovering is not None:
-            key = next(member.key for member in given if member.name == found.recovering)
-            stats.drop_recovery(key, now)
+            stats.drop_recovery(backends[found.recovering].record_key, now)
         raise
     if plan.problem is not None:
         logger.warning(f"policy {policy.name}: {plan.problem}; this turn is not hedged")
@@ -145,7 +147,7 @@ def plan_of(
         and stats.begin_trial(backends[members.rejecting], now)
     ):
         plan.try_out(members.rejecting)
-    by_name = {member.name: standing for member, standing in zip(given, standings, strict=True)}
+    by_name = dict(zip(backends, standings, strict=True))
     name, reason = _first(plan.order, by_name, found.recovering, sheds=terms.sheds)
     # It may be another provider than the plan's first.
     names = [] if name is None else sorted(plan.order, key=lambda each: each != name)
@@ -153,6 +155,7 @@ def plan_of(
         plan,
         [next(member for member in given if member.name == each) for each in names],
         backends,
+        by_name,
         terms,
         found.recovering,
         found.reason or reason,

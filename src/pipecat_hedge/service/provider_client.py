@@ -273,7 +273,7 @@ def dialect_of(
     if has_short_ids is None:
         address = str(getattr(getattr(service, "_client", None), "base_url", ""))
         known = (*(each.__name__ for each in type(service).__mro__), address, str(settings.model))
-        has_short_ids = any(_MISTRAL.search(name) for name in known)
+        has_short_ids = _MISTRAL.search(" ".join(known)) is not None
     needs_thoughts = mode == "enabled" and kind in ("anthropic", "aws")
     return Dialect(provider, kind, has_short_ids, reads_thoughts, needs_thoughts)
 

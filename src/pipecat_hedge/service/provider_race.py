@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import functools
 import random
+from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 from pipecat_hedge.policy.hedge_benefit import joint
@@ -20,6 +21,7 @@ from pipecat_hedge.providers.loop_holds import Hold
 from pipecat_hedge.providers.permits import Permit, Terms
 from pipecat_hedge.providers.priority import WorkClass, working_as
 from pipecat_hedge.providers.slow_period import late_secs
+from pipecat_hedge.providers.standing import Standing
 from pipecat_hedge.providers.survival import SurvivalCurve
 from pipecat_hedge.providers.verdict import Verdict, classify
 from pipecat_hedge.race.attempt import UNSURE_LAG_SECS, Attempt
@@ -573,10 +575,8 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         """Which providers may take no hedge now, and which to avoid for replacements."""
         is_first = all(attempt.adapter is None for attempt in self.attempts)
         first = next(iter(self._idle), None) if is_first else None
-        names = [name for name, idle in self._idle.items() if idle]
-        keys, now = [self._backend(name).record_key for name in names], self._loop.time()
-        found = self._stats.standing(keys, "rescue", self._terms, now)
-        standings = dict(zip(names, found, strict=True))
+        names, now = [name for name, idle in self._idle.items() if idle], self._loop.time()
+        standings = self._standings(names, now)
         others = {name: s for name, s in standings.items() if name != self._recovering}
         if (behind := self._stats.loop_watch.refusal()) is not None:
             reasons = dict.fromkeys(names, f"is skipped: {behind}")
@@ -591,6 +591,15 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         if not (reasons or reluctance or slow or full):
             return ALL_ELIGIBLE
         return HedgeEligibilityChanged(reasons | by_server, reluctance, slow, full)
+
+    def _standings(self, names: Sequence[str], now: float) -> dict[str, Standing]:
+        """How providers stand; at the turn's start as they were found."""
+        planned = self._planned
+        if not self.attempts:
+            return {name: planned.standings[name] for name in names}
+        keys = [planned.backends[name].record_key for name in names]
+        found = self._stats.standing(keys, "rescue", planned.terms, now)
+        return dict(zip(names, found, strict=True))
 
     def _slow(self, now: float) -> frozenset[str]:
         """The providers that are slow and not silent in this turn."""

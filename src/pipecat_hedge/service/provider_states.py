@@ -24,9 +24,9 @@ def states_of(
         terms: On which terms the session's requests are admitted.
         now: The loop's time.
     """
-    backends = [member.backend for member in members]
+    backends = [member.backend() for member in members]
     known = stats.estimates(backends, None, by_sentence=False)
-    standings = stats.standing([member.key for member in members], "primary", terms, now)
+    standings = stats.standing([backend.record_key for backend in backends], "primary", terms, now)
     return tuple(
         ProviderState(
             provider=member.name,
