@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import inspect
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from loguru import logger
-from pipecat.adapters.llm.schemas.direct_function import DirectFunction, DirectFunctionWrapper
 from pipecat.frames.frames import (
     CancelFrame,
     EagerEndOfTurnCancelFrame,
@@ -32,10 +31,9 @@ from pipecat.frames.frames import (
 from pipecat.metrics.metrics import MetricsData
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessorSetup
-from pipecat.services.llm_service import FunctionCallRegistryItem, LLMService
-from pipecat.services.settings import LLMSettings, ServiceSettings
+from pipecat.services.llm_service import LLMService
+from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
-from pipecat.utils.types import is_given
 
 from pipecat_hedge.policy.arguments import refuse_unknown
 from pipecat_hedge.policy.hedge_policy import HedgePolicy, slo_of
@@ -44,7 +42,6 @@ from pipecat_hedge.providers.loop_lag import is_real
 from pipecat_hedge.providers.survival import SurvivalCurve
 from pipecat_hedge.race.errors import AllProvidersFailed, AttemptError, ConfigurationError
 from pipecat_hedge.race.reports import (
-    TIERS,
     DrainedAnswer,
     FillerReport,
     ProviderState,
@@ -55,16 +52,13 @@ from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service import composition
 from pipecat_hedge.service.admission_terms import AdmissionMode, admission_terms, divided
 from pipecat_hedge.service.events import EventHub
+from pipecat_hedge.service.hosting_service import HostingLLMService
 from pipecat_hedge.service.inference import Inference
-from pipecat_hedge.service.known_answers import (
-    HeldAnswer,
-    KnownAnswers,
-    Question,
-    prepare,
-)
+from pipecat_hedge.service.known_answers import AnswerSources, HeldAnswer, KnownAnswers, Question
 from pipecat_hedge.service.metrics import HedgeMetricsData
 from pipecat_hedge.service.pipeline_search import context_of, find_output
 from pipecat_hedge.service.planned_turn import TurnSpec
+from pipecat_hedge.service.preparation import Preparation
 from pipecat_hedge.service.provider import Provider, as_providers
 from pipecat_hedge.service.provider_pool import ProviderPool
 from pipecat_hedge.service.provider_race import ProviderRace
@@ -73,21 +67,34 @@ from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.service.rejections import Rejections
 from pipecat_hedge.service.retract import RetractText, RetractTextFrame
 from pipecat_hedge.service.service_adapter import ServiceAdapter, ToolCalls
+from pipecat_hedge.service.session_options import (
+    SessionOptions,
+    check_policy,
+    check_policy_arguments,
+    check_residency,
+    check_settings,
+    check_tier,
+)
 from pipecat_hedge.service.token_budget import TokenBudget, budget_of
 from pipecat_hedge.service.tokens import estimate_tokens
 from pipecat_hedge.service.turn import AnswerOptions, Turn
 from pipecat_hedge.service.turn_order import TurnOrder
 
-_HOST_SETTINGS = ("filter_incomplete_user_turns", "user_turn_completion_config")
-"""Settings that this service applies itself: the answer passes through it and not a member."""
 
-KNOWN = Question("", False, "", False)
-"""Stands for a turn that was answered from what is known."""
-KNOWN_WITHIN_SECS = 0.1
-"""How long what knows answers may take; then a provider is asked."""
+@dataclass(frozen=True, slots=True)
+class FillerHooks:
+    """What a filler processor wants to know of turns, and says of them.
+
+    Parameters:
+        report: Called at the end of each turn; returns its filler report.
+        attempt_sent: Called whenever a request is sent, which changes the expected wait.
+    """
+
+    report: Callable[[], FillerReport | None] = lambda: None
+    attempt_sent: Callable[[], None] = lambda: None
 
 
-class HedgedLLMService(LLMService):
+class HedgedLLMService(HostingLLMService):
     """Races several LLM services and streams the first usable answer.
 
     Replaces an LLM service in a pipeline. For each context frame it sends requests to one or more
@@ -187,66 +194,43 @@ class HedgedLLMService(LLMService):
             raise ConfigurationError(
                 "llms contains a HedgedLLMService: put its providers into the outer one"
             )
-        if policy is not None and not isinstance(policy, HedgePolicy):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigurationError(
-                f"policy must be a HedgePolicy, got {policy!r}: write HedgePolicy.adaptive()"
-            )
-        _refuse_other_residencies(providers, residency)
-        _refuse_policy_arguments(kwargs)
+        check_policy(policy)
+        check_residency(providers, residency)
+        check_policy_arguments(kwargs)
         refuse_unknown(kwargs, owner=HedgedLLMService, base=LLMService)
-        if tier not in TIERS:
-            raise ConfigurationError(
-                f"tier is not known, got {tier!r}: write {', '.join(repr(t) for t in TIERS)}"
-            )
-        self._token_budget = budget_of(token_budget, tier)
-        tracer = composition.race_tracer(own_spans=own_spans)
-        admitted = admission_terms(admission, tier, min_in_flight, max_in_flight)
-        if settings is not None and is_given(settings.model):
-            raise ConfigurationError(
-                "settings.model cannot be shared by several providers: set the model on each "
-                "service where it is constructed"
-            )
-        super().__init__(settings=_no_settings(), **kwargs)
-        self._policy = policy or HedgePolicy.adaptive()
+        check_tier(tier)
+        check_settings(settings)
+        policy = policy or HedgePolicy.adaptive()
+        self._options = SessionOptions(
+            policy,
+            admission_terms(admission, tier, min_in_flight, max_in_flight),
+            slo_of(slo, policy),
+            budget_of(token_budget, tier),
+            settings,
+            warm,
+        )
+        self._answers = AnswerSources(answers)
+        self._tracer = composition.race_tracer(own_spans=own_spans)
         self._stats = stats or shared_stats()
-        self._shared_settings = settings
-        self._members = ProviderPool(providers, self._stats)
-        self._rejections, self._inference_rejections = Rejections(), Rejections()
-        self._terms = admitted
-        self._tracer = tracer
+        super().__init__(ProviderPool(providers, self._stats), **kwargs)
+        self._rejections = {"turns": Rejections(), "inferences": Rejections()}
         self._runs_on: asyncio.AbstractEventLoop | None = None
-        self._advertising = False
-        self._warms = warm
-        self._warming = TaskScope()
-        self._is_prepared = self._has_begun = False
+        self._preparation = Preparation(f"{self}: warms up", self.warm_up)
         self._timed_first_text = False
-        self._member_instruction: str | None = None
         self.events = EventHub(self._stats.events)
-        self._slo = slo_of(slo, self._policy)
-        composition.track_slo(self.events, self._slo, tier, self._stats)
-        composition.write_logs(self.events, self._policy, turn_log, drained_log)
-        for each in answers:
-            if not isinstance(each, KnownAnswers):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise ConfigurationError(
-                    f"answers must be objects with name, find and learn, got {each!r}: write "
-                    "[ExactAnswers(ttl_secs=3600)]"
-                )
-        self._answers = tuple(answers)
+        composition.track_slo(self.events, self._options.slo, tier, self._stats)
+        composition.write_logs(self.events, policy, turn_log, drained_log)
         self._turns = 0
         regions = {provider.name: provider.region for provider in providers}
-        self._order = TurnOrder(self._members.entries, regions, self._policy.route)
+        self._order = TurnOrder(self._members.entries, regions, policy.route)
         self._drains = TaskScope()
         self._late_reports = TaskScope()
         self._retractor = RetractText()
-        self._turn: Turn | None = None
-        self._speculation: Turn | HeldAnswer | None = None
-        self._filler: Callable[[], FillerReport | None] = lambda: None
-        self._on_attempt_sent: Callable[[], None] = lambda: None
+        self._turn: Turn | HeldAnswer | None = None
+        self._fillers = FillerHooks()
         self._register_event_handler("on_turn_report")
         self._register_event_handler("on_loser_drained")
         self._register_event_handler("on_breaker_changed")
-        for item in self._members.registered_functions():
-            self._adopt(item)
 
     @property
     def providers(self) -> tuple[Provider, ...]:
@@ -259,8 +243,8 @@ class HedgedLLMService(LLMService):
             now = asyncio.get_running_loop().time()
         except RuntimeError:  # outside of a loop: the clock of asyncio's own loops
             now = time.monotonic()
-        members, rejections = self._members, self._rejections
-        states = states_of(members.entries, self._stats, self._terms, now)
+        members, rejections = self._members, self._rejections["turns"]
+        states = states_of(members.entries, self._stats, self._options.terms, now)
         return tuple(
             dataclasses.replace(state, is_last=members.comes_last(member, rejections))
             for member, state in zip(members.entries, states, strict=True)
@@ -269,21 +253,20 @@ class HedgedLLMService(LLMService):
     @property
     def tier(self) -> Tier:
         """The priority of this service's turns."""
-        return self._terms.tier
+        return self._options.terms.tier
 
     @property
     def slo(self) -> Slo | None:
         """The SLO of this service's callers, or None."""
-        return self._slo
+        return self._options.slo
 
     def slo_status(self) -> tuple[composition.SloStatus, ...]:
         """How the SLO is met by all sessions of the process with this SLO and tier.
 
         ``stats.slo_tracker`` has the SLOs of other tiers.
         """
-        if self._slo is None:
-            return ()
-        return self._stats.slo_tracker.status(self.tier, self._slo)
+        slo = self._options.slo
+        return () if slo is None else self._stats.slo_tracker.status(self.tier, slo)
 
     @property
     def may_wait(self) -> bool:
@@ -303,12 +286,12 @@ class HedgedLLMService(LLMService):
     @property
     def policy(self) -> HedgePolicy:
         """The hedging policy."""
-        return self._policy
+        return self._options.policy
 
     @property
     def is_failing(self) -> bool:
         """Whether the current turn has a failed attempt and none that has answered."""
-        return self._turn is not None and self._turn.is_failing
+        return isinstance(self._turn, Turn) and self._turn.is_failing
 
     @property
     def wait(self) -> SurvivalCurve | None:
@@ -317,7 +300,7 @@ class HedgedLLMService(LLMService):
         It includes the attempts so far and the next planned one. None if no turn is waiting, or
         with only one attempt.
         """
-        return None if self._turn is None else self._turn.wait
+        return self._turn.wait if isinstance(self._turn, Turn) else None
 
     def report_fillers(
         self,
@@ -330,7 +313,7 @@ class HedgedLLMService(LLMService):
             filler: Called at the end of each turn; returns its filler report.
             on_attempt_sent: Called whenever a request is sent, which changes the expected wait.
         """
-        self._filler, self._on_attempt_sent = filler, on_attempt_sent
+        self._fillers = FillerHooks(filler, on_attempt_sent)
 
     def can_generate_metrics(self) -> bool:
         """Whether this service reports metrics, under its own name; always True."""
@@ -359,7 +342,7 @@ class HedgedLLMService(LLMService):
             await self._late_reports.join()
             await asyncio.to_thread(self._stats.save)
         finally:
-            await self._warming.close()
+            await self._preparation.close()
             await super().cleanup()
             await self._members.cleanup()
             if self._runs_on is not None:
@@ -370,13 +353,13 @@ class HedgedLLMService(LLMService):
         """Start the members and prepare them for the first turn."""
         await super().start(frame)
         await self._members.control(frame)
-        if self._shared_settings is not None:
-            await self._update_settings(self._shared_settings)
+        if self._options.settings is not None:
+            await self._update_settings(self._options.settings)
         for adapter in self._members.adapters:
-            await adapter.limit(self._token_budget)
-        if self._warms:
+            await adapter.limit(self._options.token_budget)
+        if self._options.warm:
             await self._members.control(LLMEnablePromptCachingFrame(enable=True))
-            self._prepare()
+            self._preparation.start()
             if is_real(asyncio.get_running_loop()):  # timers would make a virtual loop run ahead
                 self._members.keep_connections()
 
@@ -399,20 +382,20 @@ class HedgedLLMService(LLMService):
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         """Run a turn for a context frame; forward other frames."""
         is_void = isinstance(frame, (InterruptionFrame, EagerEndOfTurnCancelFrame))
-        if is_void and self._speculation is not None:
-            self._speculation.settle(is_confirmed=False)
+        if is_void and self._turn is not None:
+            self._turn.settle(is_confirmed=False)
         await super().process_frame(frame, direction)
         if isinstance(frame, InterruptionFrame):
             await self._drains.close()
-        elif isinstance(frame, UserStoppedSpeakingFrame) and self._speculation is not None:
-            self._speculation.settle(is_confirmed=True)
+        elif isinstance(frame, UserStoppedSpeakingFrame) and self._turn is not None:
+            self._turn.settle(is_confirmed=True)
         if isinstance(frame, LLMContextFrame):
             await self._run_turn(frame.context)
         elif isinstance(frame, LLMUpdateSettingsFrame) and frame.service is not None:
             # The base class has applied it, or forwarded it to another service.
             if (member := self._members.adapter_of(frame.service)) is not None:
                 if isinstance(frame.delta, LLMSettings):
-                    self._forget_rejections(self._members.provider_of(member))
+                    await self._members_changed(self._members.provider_of(member))
                     await member.update_settings(frame.delta)
                 else:
                     await member.control(frame)
@@ -424,24 +407,26 @@ class HedgedLLMService(LLMService):
     # ---- the turn
 
     async def _run_turn(self, context: LLMContext) -> None:
-        if self._policy.losers == "drain":
+        if self.policy.losers == "drain":
             await self._drains.close()  # an instance carries one request at a time
         self._turns += 1
         self._begin_answer()
         self._end_speculation()
-        question = await self._answer_if_known(context) if self._answers else None
-        if question is KNOWN:
+        began = asyncio.get_running_loop().time()
+        question = self._question(context) if self._answers else None
+        if question is not None and (known := await self._answers.find(question)) is not None:
+            await self._say_known(*known, began)
             return
         output = find_output(self)
         if output.collector is not None:
             self._retractor.attach(output.collector)
         choice = self._order.route(context)
         prompt_tokens = estimate_tokens(context)
-        if (most := self._token_budget.prompt) is not None:
+        if (most := self._options.token_budget.prompt) is not None:
             prompt_tokens = min(prompt_tokens, most)
         spec = TurnSpec(
             "tool_follow_up" if _answers_tool(context) else "primary",
-            self._policy.commits_on(output.commit_on),
+            self.policy.commits_on(output.commit_on),
             prompt_tokens,
             has_tools=bool(context.tools),
             choice=choice,
@@ -449,13 +434,13 @@ class HedgedLLMService(LLMService):
         turn = Turn(
             self._turns,
             context,
-            self._race(spec, self._rejections),
+            self._race(spec, self._rejections["turns"]),
             self,
-            AnswerOptions(output, self.may_wait, self._token_budget.answer),
-            self._tracer.begin(self._turns, self._policy.name, self.tier),
+            AnswerOptions(output, self.may_wait, self._options.token_budget.answer),
+            self._tracer.begin(self._turns, self.policy.name, self.tier),
             is_speculative=self._speculation_gate.is_speculating,
         )
-        self._turn = self._speculation = turn
+        self._turn = turn
         ended = False
 
         async def end() -> None:
@@ -463,8 +448,8 @@ class HedgedLLMService(LLMService):
             ended = True
             if turn.failure is not None:
                 await self._report_failure(turn.failure)
-                if self._policy.fallback_text and not turn.has_answered:
-                    await self.push_frame(LLMTextFrame(self._policy.fallback_text))
+                if self.policy.fallback_text and not turn.has_answered:
+                    await self.push_frame(LLMTextFrame(self.policy.fallback_text))
             if (usage := turn.winner_usage) is not None:
                 await self.start_llm_usage_metrics(usage)
             await self.stop_processing_metrics()
@@ -481,10 +466,9 @@ class HedgedLLMService(LLMService):
                     if not ended:
                         await end()
                 finally:
-                    self._turn = None
-                    await self._learn(self._rejections, turn.errors, turn.answered)
+                    await self._learn(self._rejections["turns"], turn.errors, turn.answered)
             finally:
-                filler = self._filler()
+                filler = self._fillers.report()
                 if question is not None and turn.whole_answer:
                     name = f"{self.name} keeps an answer"
                     self._late_reports.start(self._keep(question, turn), name=name)
@@ -496,22 +480,9 @@ class HedgedLLMService(LLMService):
         if self._stats.is_due:
             await asyncio.to_thread(self._stats.save)
 
-    async def _answer_if_known(self, context: LLMContext) -> Question:
-        """Answer a turn from what is known, if it is; return the question, or ``KNOWN``."""
-        began = asyncio.get_running_loop().time()
+    def _question(self, context: LLMContext) -> Question:
         services = [service for provider in self.providers for service in provider.services]
-        question = Question.of(context, services)
-        for source in self._answers:
-            try:
-                async with asyncio.timeout(KNOWN_WITHIN_SECS):
-                    text = await source.find(question)
-            except Exception as error:  # then a provider answers
-                logger.warning(f"{self}: {source.name} answers failed: {type(error).__name__}")
-                continue
-            if text is not None:
-                await self._say_known(source.name, text, began)
-                return KNOWN
-        return question
+        return Question.of(context, services)
 
     async def _say_known(self, source: str, text: str, began: float) -> None:
         loop = asyncio.get_running_loop()
@@ -539,7 +510,7 @@ class HedgedLLMService(LLMService):
         if not self._speculation_gate.is_speculating:
             await self._publish(report)
             return
-        self._speculation = held = HeldAnswer()
+        self._turn = held = HeldAnswer()
 
         async def publish() -> None:
             await self._publish(await held.report(report, began))
@@ -550,11 +521,7 @@ class HedgedLLMService(LLMService):
         await turn.wait_until_complete()
         if (answer := turn.whole_answer) is None:  # the caller spoke on
             return
-        for source in self._answers:
-            try:
-                await source.learn(question, answer)
-            except Exception as error:
-                logger.warning(f"{self}: {source.name} keeps nothing: {type(error).__name__}")
+        await self._answers.learn(question, answer)
 
     def _race(self, spec: TurnSpec, rejections: Rejections) -> ProviderRace[Any, ServiceAdapter]:
         self._members.offer(self.get_llm_adapter().builtin_tools)
@@ -562,12 +529,12 @@ class HedgedLLMService(LLMService):
             asyncio.get_running_loop().time(),
             self._order.of(spec.choice.first),
             rejections,
-            is_given=bool(spec.choice.first) or self._policy.has_given_order,
+            is_given=bool(spec.choice.first) or self.policy.has_given_order,
         )
-        terms = dataclasses.replace(self._terms, has_first_token=not spec.whole_answers)
+        terms = dataclasses.replace(self._options.terms, has_first_token=not spec.whole_answers)
         if terms.sheds and self._stats.fleet is not None:
             terms = divided(terms, self._stats.fleet.processes)
-        return ProviderRace(self._stats, self._policy, spec, members, terms)
+        return ProviderRace(self._stats, self.policy, spec, members, terms)
 
     async def _report_failure(self, failure: AllProvidersFailed) -> None:
         await self.cancel_ttfb_metrics()
@@ -578,14 +545,14 @@ class HedgedLLMService(LLMService):
         await self.push_error(str(failure), exception=failure, category=category)
 
     def _end_speculation(self) -> None:
-        """Settle a turn of which nobody has said whether it ended."""
-        if self._speculation is not None:
-            self._speculation.settle(is_confirmed=False)
-            self._speculation = None
+        """Withdraw a turn whose end was never confirmed."""
+        if self._turn is not None:
+            self._turn.settle(is_confirmed=False)
+            self._turn = None
 
     async def _end_observed(self) -> None:
         self._end_speculation()
-        if self._policy.losers == "cancel":
+        if self.policy.losers == "cancel":
             await self._drains.close()
             await self._late_reports.join()
 
@@ -602,7 +569,7 @@ class HedgedLLMService(LLMService):
 
     async def _publish(self, report: TurnReport) -> None:
         self.events.publish(report)
-        _log(f"{self}: {self._policy.name}", report)
+        _log(f"{self}: {self.policy.name}", report)
         await self._call_event_handler("on_turn_report", report)
         if self.metrics_enabled:
             model = next((a.model for a in report.attempts if a.outcome == "won"), None)
@@ -636,23 +603,19 @@ class HedgedLLMService(LLMService):
         }
         spec = TurnSpec(
             "background",
-            self._policy.commits_on("first_token"),
+            self.policy.commits_on("first_token"),
             estimate_tokens(context),
             has_tools=bool(context.tools),
             measures="whole_answer",
         )
-        race = self._race(spec, self._inference_rejections)
+        rejections = self._rejections["inferences"]
+        race = self._race(spec, rejections)
         try:
             return await Inference(context, options).run(race)
         finally:
-            await self._learn(self._inference_rejections, race.errors, race.answered)
+            await self._learn(rejections, race.errors, race.answered)
 
     # ---- before the first turn
-
-    def _prepare(self) -> None:
-        self._members.offer(self.get_llm_adapter().builtin_tools)
-        self._is_prepared = True
-        self._warming.start(self.warm_up(), name=f"{self}: warms up")
 
     async def warm_up(self, context: LLMContext | None = None) -> None:
         """Prepare the session's first turn.
@@ -665,12 +628,13 @@ class HedgedLLMService(LLMService):
         Args:
             context: The conversation so far; None for that of the aggregator.
         """
+        self._members.offer(self.get_llm_adapter().builtin_tools)
         members = self._members.warm(
             context or context_of(self),
-            dataclasses.replace(self._terms, has_first_token=False),
+            dataclasses.replace(self._options.terms, has_first_token=False),
             self._stats.loop_watch.refusal,
         )
-        await asyncio.gather(members, prepare(self._answers))
+        await asyncio.gather(members, self._answers.prepare())
 
     # ---- after a turn
 
@@ -698,7 +662,7 @@ class HedgedLLMService(LLMService):
     # ---- the response sink
 
     def _begin_answer(self) -> None:
-        self._has_begun = True
+        self._preparation.turn_began()
         self._timed_first_text = False
         self._members.turn_began()
 
@@ -725,13 +689,13 @@ class HedgedLLMService(LLMService):
         """Run the winner's tools; see ``ResponseSink``."""
         await self.stop_ttfb_metrics(end_time=wall_time)
         await self.stop_ttfat_metrics(end_time=wall_time)
-        if self._speculation is not None and self._speculation_gate.is_speculating:
-            self._speculation.settle(is_confirmed=False)  # Pipecat withdraws it: no tool runs early
+        if self._turn is not None and self._speculation_gate.is_speculating:
+            self._turn.settle(is_confirmed=False)  # Pipecat withdraws it: no tool runs early
         await self.run_function_calls(calls.calls)
 
     def attempt_sent(self) -> None:
         """Record that a request was sent; see ``ResponseSink``."""
-        self._on_attempt_sent()
+        self._fillers.attempt_sent()
 
     def committed(self, model: str | None) -> None:
         """Report metrics under the winner's model; see ``ResponseSink``."""
@@ -742,132 +706,14 @@ class HedgedLLMService(LLMService):
         await self.stop_ttfb_metrics(end_time=wall_time)
         await self.push_frame(frame)
 
-    # ---- settings and tools of every member
+    # ---- changes of the members
 
-    async def _update_settings(self, delta: ServiceSettings) -> dict[str, Any]:
-        """Apply a settings delta here and to every member; see ``LLMService``."""
-        assert isinstance(delta, LLMSettings)
-        if is_given(delta.model):
-            logger.warning(
-                f"{self}: a settings update for all providers cannot set model, ignored. Send "
-                "it to one member: LLMUpdateSettingsFrame(service=member, delta=...)"
-            )
-            delta = dataclasses.replace(delta, model=_no_change().model)
-        changed = await super()._update_settings(delta)
-        for_members = dataclasses.replace(
-            delta, **{name: getattr(_no_change(), name) for name in _HOST_SETTINGS}
-        )
-        if for_members.given_fields():
-            self._forget_rejections()
-            await self._members.update_settings(for_members)
-        await self._instruct_members()
-        return changed
-
-    def _forget_rejections(self, provider: str | None = None) -> None:
-        for rejections in (self._rejections, self._inference_rejections):
+    async def _members_changed(self, provider: str | None = None) -> None:
+        for rejections in self._rejections.values():
             rejections.forget(provider)
 
-    async def _instruct_members(self) -> None:
-        """Instruct the members to write turn-completion markers while they are needed."""
-        wanted = None
-        if self._filter_incomplete_user_turns:
-            wanted = self._user_turn_completion_config.completion_instructions
-        if wanted == self._member_instruction:
-            return
-        self._member_instruction = wanted
-        self._members.instruct(wanted)
-        if self._is_prepared and not self._has_begun:  # the warm-up prompt has changed
-            await self._warming.close()
-            self._prepare()
-
-    def append_system_instruction(self, instruction: str) -> None:
-        """Append permanent text to the system instruction of every member."""
-        super().append_system_instruction(instruction)
-        self._members.append_system_instruction(instruction)
-
-    def register_function(
-        self,
-        function_name: str | None,
-        handler: Any,
-        *,
-        cancel_on_interruption: bool | None = None,
-        timeout_secs: float | None = None,
-        cancellable_by_llm: bool | None = None,
-    ) -> None:
-        """Register a tool handler; see ``LLMService.register_function``.
-
-        The handler runs here, once, for the winner. The members get it too, because a tool's
-        options change the prompt.
-        """
-        options: dict[str, Any] = {
-            "cancel_on_interruption": cancel_on_interruption,
-            "timeout_secs": timeout_secs,
-            "cancellable_by_llm": cancellable_by_llm,
-        }
-        super().register_function(function_name, handler, **options)
-        if not self._advertising:  # members read advertised tools themselves
-            self._members.register_function(function_name, handler, **options)
-
-    def _adopt(self, item: FunctionCallRegistryItem) -> None:
-        """Register a handler that a member had before it was hosted."""
-        options: dict[str, Any] = {
-            "cancel_on_interruption": item.cancel_on_interruption,
-            "timeout_secs": item.timeout_secs,
-        }
-        if isinstance(item.handler, DirectFunctionWrapper):
-            self.register_direct_function(item.handler.function, **options)
-        else:
-            options["cancellable_by_llm"] = item.cancellable_by_llm
-            self.register_function(item.function_name, item.handler, **options)
-
-    def unregister_function(self, function_name: str | None) -> None:
-        """Remove a tool handler; see ``LLMService.unregister_function``."""
-        super().unregister_function(function_name)
-        self._members.unregister_function(function_name)
-
-    def register_direct_function(
-        self,
-        handler: DirectFunction,
-        *,
-        cancel_on_interruption: bool | None = None,
-        timeout_secs: float | None = None,
-    ) -> None:
-        """Register a direct function; see ``LLMService.register_direct_function``."""
-        options: dict[str, Any] = {
-            "cancel_on_interruption": cancel_on_interruption,
-            "timeout_secs": timeout_secs,
-        }
-        super().register_direct_function(handler, **options)
-        self._members.register_direct_function(handler, **options)
-
-    def _sync_registered_tool_handlers(self, tools: Any) -> None:
-        self._advertising = True
-        try:
-            super()._sync_registered_tool_handlers(tools)
-        finally:
-            self._advertising = False
-
-
-def _refuse_other_residencies(providers: Iterable[Provider], residency: str | None) -> None:
-    if residency is None:
-        return
-    for provider in providers:
-        if provider.residency != residency:
-            raise ConfigurationError(
-                f"residency is {residency!r}, but provider {provider.name!r} has "
-                f"{provider.residency!r}: leave it out, or write Provider({provider.name!r}, ..., "
-                f"residency={residency!r}) if its data stays there"
-            )
-
-
-def _refuse_policy_arguments(arguments: Iterable[str]) -> None:
-    shared = {field.name for field in dataclasses.fields(HedgePolicy)} - {"rule", "name"}
-    for name in arguments:
-        for make in ("adaptive", "race", "after", "fallback"):
-            if name in shared | inspect.signature(getattr(HedgePolicy, make)).parameters.keys():
-                raise ConfigurationError(
-                    f"{name} belongs to HedgePolicy: write policy=HedgePolicy.{make}({name}=...)"
-                )
+    async def _prompt_changed(self) -> None:
+        await self._preparation.restart()
 
 
 def _log(name: str, report: TurnReport) -> None:
@@ -887,16 +733,3 @@ def _log(name: str, report: TurnReport) -> None:
 def _answers_tool(context: LLMContext) -> bool:
     last = context.messages[-1] if context.messages else None
     return isinstance(last, dict) and last.get("role") == "tool"
-
-
-def _no_change() -> LLMSettings:
-    return LLMSettings()
-
-
-def _no_settings() -> LLMSettings:
-    """Complete settings without values: each member has its own."""
-    settings = LLMSettings(filter_incomplete_user_turns=False, use_provider_thinking_default=False)
-    for field in dataclasses.fields(settings):
-        if not is_given(getattr(settings, field.name)):
-            setattr(settings, field.name, None)
-    return settings

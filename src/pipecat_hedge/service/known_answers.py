@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,8 +16,12 @@ from pipecat.processors.aggregators.llm_context import LLMContext, LLMSpecificMe
 from pipecat.services.llm_service import LLMService
 from pipecat.utils.types import NotGiven
 
+from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.reports import TurnReport
 from pipecat_hedge.service.provider_client import base_url
+
+KNOWN_WITHIN_SECS = 0.1
+"""How long what knows answers may take; then a provider is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +77,56 @@ class KnownAnswers(Protocol):
         ...
 
 
-async def prepare(answers: Iterable[KnownAnswers]) -> None:
-    """Have those that can prepare for the first turn; one that fails costs no session."""
-    for source in answers:
-        try:
-            if (ready := getattr(source, "prepare", None)) is not None:
-                await ready()
-        except Exception as error:
-            logger.warning(f"{source.name} answers are not prepared: {type(error).__name__}")
+class AnswerSources:
+    """What knows answers in a session, in the order in which it is asked."""
+
+    def __init__(self, sources: Sequence[KnownAnswers]):
+        """Check the sources.
+
+        Raises:
+            ConfigurationError: If one lacks a method; the message says what to write.
+        """
+        for source in sources:
+            if not isinstance(source, KnownAnswers):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ConfigurationError(
+                    f"answers must be objects with name, find and learn, got {source!r}: write "
+                    "[ExactAnswers(ttl_secs=3600)]"
+                )
+        self._sources = tuple(sources)
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return bool(self._sources)
+
+    async def prepare(self) -> None:
+        """Have those that can prepare for the first turn; one that fails costs no session."""
+        for source in self._sources:
+            try:
+                if (ready := getattr(source, "prepare", None)) is not None:
+                    await ready()
+            except Exception as error:
+                logger.warning(f"{source.name} answers are not prepared: {type(error).__name__}")
+
+    async def find(self, question: Question) -> tuple[str, str] | None:
+        """Return the first source that knows the answer, and the answer; None if none does."""
+        for source in self._sources:
+            try:
+                async with asyncio.timeout(KNOWN_WITHIN_SECS):
+                    text = await source.find(question)
+            except Exception as error:  # then a provider answers
+                logger.warning(f"{source.name} answers failed: {type(error).__name__}")
+                continue
+            if text is not None:
+                return source.name, text
+        return None
+
+    async def learn(self, question: Question, answer: str) -> None:
+        """Give every source a provider's answer."""
+        for source in self._sources:
+            try:
+                await source.learn(question, answer)
+            except Exception as error:
+                logger.warning(f"{source.name} keeps nothing: {type(error).__name__}")
 
 
 class HeldAnswer:

@@ -205,8 +205,8 @@ class Turn:
 
     @property
     def is_failing(self) -> bool:
-        """Whether an attempt has failed and none has answered."""
-        attempts = self._race.attempts
+        """Whether an attempt has failed and none has answered, while the race runs."""
+        attempts = [] if self._over.is_set() else self._race.attempts
         return any(a.outcome == "failed" for a in attempts) and not any(
             a.first_token_at is not None for a in attempts
         )
