@@ -45,7 +45,8 @@ class Plan:
         prior_weight: Weight of the prior in the first provider's latency estimate, from 0 to 1;
             None if the policy uses no estimate.
         trial: The provider that is tried beside the first one; or None.
-        is_free: Whether the trial is not paid for: its provider lost its place by its silence.
+        is_free: Whether the trial is not paid for: it is due by time, after a silence or an open
+            breaker.
         known: What is known of each provider.
         problem: Why the policy's own rule could not be used for this turn; None if it could.
     """
@@ -61,14 +62,15 @@ class Plan:
     _bound: BurstBound | None = None
     problem: str | None = None
 
-    def try_out(self, provider: str) -> None:
+    def try_out(self, provider: str, *, is_free: bool = False) -> None:
         """Try an excluded provider beside the first one, not in its place.
 
         Args:
             provider: A provider of the order. If it is the only one, it gets an ordinary attempt.
+            is_free: Whether the trial is not paid for, because it is rare: it is due by time.
         """
         others = [name for name in self.order if name != provider]
-        self.trial = provider
+        self.trial, self.is_free = provider, is_free
         if not others:
             return
         self.order = (others[0], provider, *others[1:])
@@ -242,8 +244,7 @@ def _replace_silent(
     plan.order = (*others, silent)
     plan.route_reason = f"{silent} was silent {plan.known[silent].silences} times in a row"
     if is_trial:
-        plan.try_out(silent)
-        plan.is_free = True
+        plan.try_out(silent, is_free=True)
 
 
 def silent_secs(

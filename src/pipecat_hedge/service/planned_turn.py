@@ -139,8 +139,7 @@ def plan_of(
     if first in last and plan.order[:1] not in ((), (first,)):
         plan.route_reason = f"{first} {last[first]}"
     if found.recovering is not None:
-        plan.try_out(found.recovering)
-        plan.is_free = False
+        plan.try_out(found.recovering, is_free=True)
     elif (
         members.rejecting in plan.order
         and plan.trial is None
