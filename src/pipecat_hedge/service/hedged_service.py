@@ -168,8 +168,8 @@ class HedgedLLMService(HostingLLMService):
                 ``standard`` or ``economy``.
             admission: ``open`` rejects no caller: limits and breakers choose among providers, and
                 bound hedges. ``shed`` is for a platform beyond its capacity: a turn for which no
-                provider has room within 3 s, or whose providers all have open breakers, ends with
-                ``fallback_text``.
+                provider has room, or whose providers all have open breakers, ends with
+                ``fallback_text`` at once.
             min_in_flight: The requests in flight to a provider, from this process, below which no
                 limit is inferred from its latency. Defaults to 10, with ``shed`` to 1.
             max_in_flight: The most requests in flight with which hedges and warm-up prompts are
