@@ -75,6 +75,18 @@ TOOL = [
     chunk(tool_calls=[{"index": 0, "id": "t1", "type": "function", "function": part}])
     for part in CALL
 ]
+CALL_WITHOUT_ARGUMENTS = chunk(
+    tool_calls=[{"index": 0, "id": "t1", "type": "function", "function": {"name": "book"}}]
+)
+CALL_WITH_EMPTY_ARGUMENTS = chunk(
+    tool_calls=[
+        {"index": 0, "id": "t1", "type": "function", "function": {"name": "b", "arguments": ""}}
+    ]
+)
+CUSTOM_CALL = [
+    chunk(tool_calls=[{"index": 0, "id": "t1", "type": "custom", "custom": part}])
+    for part in ({"name": "code", "input": "print("}, {"input": "1)"})
+]
 AUDIO = {"id": "a1", "data": "UklGRg==", "transcript": "Yes."}
 PARTS = [{"type": "text", "text": "Yes, till nine."}]
 THOUGHT = block(
@@ -134,6 +146,26 @@ ANSWERS = {
         "openai", gpt_stream(chunk("", content="Yes, "), chunk("", content="ok."), chunk("stop"))
     ),
     "gpt call without a mark": Answer("openai", gpt_stream(ROLE, *TOOL, mark=False)),
+    "gpt call with empty arguments, without a mark": Answer(
+        "openai", gpt_stream(ROLE, CALL_WITH_EMPTY_ARGUMENTS, mark=False)
+    ),
+    "gpt call without arguments, without a mark": Answer(
+        "openai", gpt_stream(ROLE, CALL_WITHOUT_ARGUMENTS, mark=False)
+    ),
+    "gpt custom call without a mark": Answer("openai", gpt_stream(ROLE, *CUSTOM_CALL, mark=False)),
+    "gpt whole custom call": Answer(
+        "openai",
+        [
+            gpt_whole(
+                "tool_calls",
+                content=None,
+                tool_calls=[
+                    {"id": "t1", "type": "custom", "custom": {"name": "code", "input": "1"}}
+                ],
+            )
+        ],
+        is_stream=False,
+    ),
     "gpt call and [DONE] alone": Answer("openai", gpt_stream(ROLE, *TOOL)),
     "gpt text without a mark": Answer("openai", gpt_stream(chunk(content="Yes"), mark=False)),
     "gpt last event without its blank line": Answer(
@@ -341,6 +373,55 @@ async def test_an_answer_without_an_end_mark_is_whole_if_it_ends_like_one(
         assert body.startswith(b"".join(cut.parts))
         assert b'"error"' in body[len(b"".join(cut.parts)) :]
         assert len(upstream.asked) == (4 if continues and upstreams == 2 else 3)
+
+
+CUT_CALLS = {
+    "gpt cut arguments": gpt_stream(ROLE, TOOL[0], mark=False),
+    "gpt a whole call and a cut one": gpt_stream(
+        ROLE,
+        CALL_WITH_EMPTY_ARGUMENTS,
+        chunk(tool_calls=[{"index": 1, "id": "t2", "function": {"name": "b", "arguments": "{"}}]),
+        mark=False,
+    ),
+    "claude cut arguments": claude_stream(*TOOL_USE[:1], reason=None, stops=False),
+}
+
+
+@pytest.mark.parametrize("upstreams", [1, 2])
+@pytest.mark.parametrize("name", CUT_CALLS)
+async def test_a_cut_call_is_no_answer(name: str, upstreams: int) -> None:
+    wire, parts = "openai" if name.startswith("gpt") else "anthropic", CUT_CALLS[name]
+    answer = Answer(wire, parts)
+    async with (
+        scripted(answering(answer)) as upstream,
+        proxied(*[upstream.url] * upstreams) as url,
+    ):
+        status, body, _ = await fetch(url, answer)
+        is_passed = upstreams == 1
+        assert (status, len(upstream.asked)) == (200 if is_passed else 502, upstreams)
+        assert body.startswith(b"".join(parts)) == is_passed
+        assert b'"error"' in body
+
+
+@pytest.mark.parametrize("is_chunked", [True, False])
+async def test_a_call_with_empty_arguments_is_no_answer_on_a_lost_connection(
+    is_chunked: bool,
+) -> None:
+    parts = gpt_stream(ROLE, CALL_WITH_EMPTY_ARGUMENTS, mark=False)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        out = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        out.content_length = None if is_chunked else 10_000
+        await out.prepare(request)
+        await out.write(b"".join(parts))
+        assert request.transport is not None
+        request.transport.close()
+        return out
+
+    async with scripted(answer) as upstream, proxied(upstream.url, upstream.url) as url:
+        status, body, _ = await fetch(url, Answer("openai", parts))
+        assert (status, len(upstream.asked)) == (502, 2)
+        assert b'"error"' in body
 
 
 async def test_a_call_after_the_text_is_whole_without_an_end_mark() -> None:

@@ -17,7 +17,7 @@ from pipecat_hedge.service.token_budget import TokenBudget
 from pipecat_hedge.service.turn import CONTINUE
 from pipecat_hedge.service.turn_planner import TurnPlanner, breaker_report, state_of
 from pipecat_hedge.service.turn_report import report_drained, report_turn
-from pipecat_hedge.service.wires import WireEvent, WireReader, is_object, is_rare, parsed
+from pipecat_hedge.service.wires import WireEvent, WireReader, is_rare, parsed
 
 __all__ = [
     "CONTINUE",
@@ -43,7 +43,6 @@ __all__ = [
     "breaker_report",
     "choose_candidates",
     "default_store",
-    "is_object",
     "is_rare",
     "is_whole_sentence",
     "parsed",
