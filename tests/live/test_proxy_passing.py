@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -469,6 +470,78 @@ async def test_an_answer_of_unknown_form_is_not_continued(wire: str) -> None:
         assert body.startswith(b"".join(parts))
         assert b'"error"' in body[len(b"".join(parts)) :]
         assert len(upstream.asked) == 1
+
+
+# ---- behind the end mark
+
+
+TAIL = b": bye\n\n"
+
+
+@pytest.mark.parametrize("ends", ["at once", "later", "never"])
+@pytest.mark.parametrize(
+    ("upstreams", "options"), [(1, {}), (2, {}), (2, {"continue": True}), (1, {"cache_secs": 60})]
+)
+@pytest.mark.parametrize("name", ["openai", "anthropic", "gpt empty"])
+async def test_what_follows_the_end_mark_passes_too(
+    name: str, upstreams: int, options: dict[str, Any], ends: str
+) -> None:
+    good = NOTHING.get(name) or SENTENCES[name][0]
+    peers = set[object]()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        peers.add(request.get_extra_info("peername"))
+        out = await replying(b"".join(good.parts))(request)
+        await asyncio.sleep(0.05)
+        await out.write(TAIL)
+        if ends != "at once":
+            await asyncio.sleep(0.05 if ends == "later" else 600)
+        return out
+
+    async with (
+        scripted(answer) as upstream,
+        proxied(*[upstream.url] * upstreams, model=options) as url,
+    ):
+        for _ in range(4):
+            async with asyncio.timeout(5):
+                _, body, _ = await fetch(url, good)
+            assert body == b"".join(good.parts) + TAIL
+        if "cache_secs" in options and name != "gpt empty":
+            assert len(upstream.asked) == 1
+        elif ends != "never" and name != "gpt empty":
+            assert len(upstream.asked) == 4
+            assert len(peers) <= 1 + upstreams  # beside those that were opened at the start
+
+
+@WIRES
+async def test_an_answer_is_complete_at_its_end_mark(wire: str, tmp_path: Path) -> None:
+    """Its client may leave then, and ask the same again."""
+    good, log = SENTENCES[wire][0], tmp_path / "turns.jsonl"
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        out = await replying(*good.parts)(request)
+        for _ in range(4):
+            await asyncio.sleep(0.15)
+            await out.write(TAIL)
+        return out
+
+    async with (
+        scripted(answer) as upstream,
+        proxied(upstream.url, upstream.url, model={"cache_secs": 60}, turn_log=log) as url,
+        aiohttp.ClientSession() as session,
+    ):
+        marked = b"".join(good.parts)
+        for count, cache in ((0, "miss"), (4, "hit"), (4, "hit")):
+            body = asking(wire, stream=True)
+            async with session.post(url + PATHS[wire], json=body) as response:
+                assert response.headers["x-hedge-cache"] == cache
+                assert await response.content.readexactly(len(marked)) == marked
+                if count:
+                    assert await response.content.read() == count * TAIL
+        assert len(upstream.asked) == 1
+    (report,) = map(json.loads, log.read_text().splitlines())
+    assert report["outcome"] == "answered"
+    assert report["duration_secs"] < 0.6
 
 
 # ---- errors
