@@ -180,12 +180,15 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         self.attempts: list[ProviderAttempt] = []
         self.failure: AllProvidersFailed | None = None
 
-    def admit(self, *, stall_secs: float | None = None) -> bool:
+    def admit(
+        self, *, stall_secs: float | None = None, rejection_secs: float | None = None
+    ) -> bool:
         """Choose the first provider and create the race.
 
         Args:
             stall_secs: The stall time of all providers, and the longest silence before another one
                 gets a request; None keeps each provider's own.
+            rejection_secs: See ``Race``.
 
         Returns:
             Whether a request may be sent.
@@ -197,10 +200,15 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
             return False
         # It may be another provider than the plan's first.
         order = sorted(candidates, key=lambda member: member.provider.name != name)
-        self.race = self._new_race(order, stall_secs)
+        self.race = self._new_race(order, stall_secs, rejection_secs)
         return True
 
-    def _new_race(self, order: list[ProviderMember[A]], stall_secs: float | None) -> Race:
+    def _new_race(
+        self,
+        order: list[ProviderMember[A]],
+        stall_secs: float | None,
+        rejection_secs: float | None,
+    ) -> Race:
         plan, policy = self._planner.plan, self._policy
         candidates = slots(order, policy, plan.known)
         if stall_secs is not None:
@@ -223,6 +231,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
             probe=probe,
             jitter=random.random(),
             is_speculative=self.is_speculative,
+            rejection_secs=rejection_secs,
             make_attempt=self._new_attempt,
         )
 
@@ -515,7 +524,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
 
         A stream that cannot be read may contain a tool call's arguments.
         """
-        if not self._rescues:
+        if not self._rescues and self.winner is not None:
             return Progressed(number, None)
         stats = self.attempts[number].stats
         deltas = stats.stages.deltas

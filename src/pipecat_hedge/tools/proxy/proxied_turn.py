@@ -42,6 +42,9 @@ from pipecat_hedge.tools.proxy.wires import MAX_READ_BYTES, AnswerReader, EventS
 CHARS_PER_TOKEN = 4
 WHOLE_ANSWER_SECS = 60.0
 """The silence after which another upstream gets a request that is not streamed."""
+WORK_SECS = 10.0
+"""How long an upstream may work at an answer that is not streamed, of which nothing is seen, before
+another one's rejection of the request is the last word."""
 MAX_HELD_BYTES = 32 * 2**20
 """The most of an answer that is held before anything usable in it."""
 SKIPPED_BYTES = 4096
@@ -151,8 +154,11 @@ class ProxiedTurn:
         runner, response = self._runner, self._response
         async with TaskScope() as scope:
             try:
-                secs = None if self._request.is_stream else WHOLE_ANSWER_SECS
-                if runner.admit(stall_secs=secs):
+                is_stream = self._request.is_stream
+                if runner.admit(
+                    stall_secs=None if is_stream else WHOLE_ANSWER_SECS,
+                    rejection_secs=0.0 if is_stream else WORK_SECS,
+                ):
                     await runner.run(scope, drains)
             except _Cut:
                 self._was_cut = True
