@@ -32,7 +32,7 @@ def chunk(finish: str | None = None, **delta: Any) -> dict[str, Any]:
     return {**base, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
 
 
-def gpt_stream(*found: Mapping[str, Any], mark: bool = True) -> list[bytes]:
+def gpt_stream(*found: object, mark: bool = True) -> list[bytes]:
     events = [b"data: " + json.dumps(each).encode() + b"\n\n" for each in found]
     return [*events, b"data: [DONE]\n\n"] if mark else events
 
@@ -173,6 +173,13 @@ ANSWERS = {
         "openai", [*gpt_stream(chunk(content="Yes"), chunk("stop"), mark=False), b"data: [DONE]"]
     ),
     "gpt JSON for a stream": Answer("openai", [gpt_whole("stop", content="Yes.")]),
+    "gpt data that is a list": Answer("openai", gpt_stream([{"text": "Yes"}])),
+    "gpt data that is a number": Answer("openai", gpt_stream(7)),
+    "gpt half an emoji": Answer("openai", gpt_stream(chunk(content="\ud83d"), chunk("stop"))),
+    "gpt lines for a stream": Answer("openai", [b'{"text": "Yes"}\n', b'{"done": true}\n']),
+    "gpt whole half an emoji": Answer(
+        "openai", [gpt_whole("stop", content="\ud83d")], is_stream=False
+    ),
     "gpt whole content_filter": Answer(
         "openai", [gpt_whole("content_filter", content=None)], is_stream=False
     ),
