@@ -4,6 +4,8 @@ First request after request, in turn through each: the time to the first text, w
 the upstream took itself. Then many streams at once, which begin one after the other: how late each
 event is, counted from its sending, and the processor time per event, with what a stream's beginning
 and end take.
+``--bodies-mb 20`` then measures the streams through the proxy again, beside requests of 20 MB that
+go to their upstream directly, and beside the same requests through the proxy.
 ``--also NAME=COMMAND`` measures a further proxy in the same run: it is started with the upstream's
 address in ``ANTHROPIC_BASE_URL``, and has to listen on ``PORT``.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import io
 import json
 import logging
 import multiprocessing
@@ -61,6 +64,13 @@ async def answer(request: web.Request) -> web.StreamResponse:
     return out
 
 
+async def swallow(request: web.Request) -> web.Response:
+    """Read a request and answer it."""
+    async for _ in request.content.iter_any():
+        pass
+    return web.json_response({"content": [{"type": "text", "text": "Yes."}]})
+
+
 async def pass_through(request: web.Request) -> web.StreamResponse:
     """What every proxy on aiohttp has to do."""
     session, body = request.app["session"], await request.read()
@@ -73,7 +83,7 @@ async def pass_through(request: web.Request) -> web.StreamResponse:
     return out
 
 
-def serve(kind: str, upstream: str, ready: Connection) -> None:
+def serve(kind: str, upstream: str, large: str, ready: Connection) -> None:
     """Run a server for ever; a process's target."""
     logger.remove()
     logging.disable()  # losers' connections are cut
@@ -81,9 +91,11 @@ def serve(kind: str, upstream: str, ready: Connection) -> None:
 
     async def main() -> None:
         if kind == "hedge":
-            names = ("a", "b")
-            upstreams = [{"name": n, "base_url": upstream, "model": "m"} for n in names]
-            models = {"m": {"wire": "anthropic", "upstreams": upstreams}}
+            urls, models = {"m": upstream, "large": large}, dict[str, Any]()
+            for model, url in urls.items():
+                names = (f"{model} a", f"{model} b")
+                upstreams = [{"name": n, "base_url": url, "model": model} for n in names]
+                models[model] = {"wire": "anthropic", "upstreams": upstreams}
             settings = ProxySettings.model_validate({"listen": "127.0.0.1:0", "models": models})
             async with ProxyServer(settings, ProviderStats()) as server:
                 ready.send(server.port)
@@ -92,7 +104,8 @@ def serve(kind: str, upstream: str, ready: Connection) -> None:
         if kind == "pass-through":
             app["url"] = upstream
             app["session"] = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-        app.router.add_post(PATH, answer if kind == "direct" else pass_through)
+        handlers = {"direct": answer, "large": swallow, "pass-through": pass_through}
+        app.router.add_post(PATH, handlers[kind])
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
@@ -105,13 +118,39 @@ def serve(kind: str, upstream: str, ready: Connection) -> None:
 
 
 @contextmanager
-def server(kind: str, upstream: str = "") -> Iterator[tuple[str, int]]:
+def server(kind: str, upstream: str = "", large: str = "") -> Iterator[tuple[str, int]]:
     """A server in a process of its own: its address and its process."""
     new = multiprocessing.get_context("spawn")  # as one that is started by its command
     here, there = new.Pipe()
-    process = new.Process(target=serve, args=(kind, upstream, there), daemon=True)
+    process = new.Process(target=serve, args=(kind, upstream, large, there), daemon=True)
     process.start()
     yield f"http://127.0.0.1:{here.recv()}", process.pid or 0
+    process.terminate()
+    process.join()
+
+
+def send_bodies(url: str, mb: int) -> None:
+    """Send large requests, one after another, for ever; a process's target."""
+
+    async def main() -> None:
+        words = [{"role": "user", "content": "A few words. " * 50}]
+        body = {"model": "large", "max_tokens": 9, "messages": words * (mb * 2**20 // 700)}
+        content = json.dumps(body).encode()
+        async with aiohttp.ClientSession() as session:
+            while True:
+                async with session.post(url + PATH, data=io.BytesIO(content), headers=JSON) as got:
+                    await got.read()
+
+    asyncio.run(main())
+
+
+@contextmanager
+def bodies(url: str, mb: int) -> Iterator[None]:
+    """Large requests beside what is measured."""
+    process = multiprocessing.get_context("spawn").Process(target=send_bodies, args=(url, mb))
+    process.start()
+    time.sleep(2.0)  # it has begun
+    yield
     process.terminate()
     process.join()
 
@@ -147,7 +186,9 @@ def quantile(values: list[float], share: float) -> float:
     return 1000 * sorted(values)[min(int(share * len(values)), len(values) - 1)]
 
 
-async def measure(targets: dict[str, tuple[str, int]], args: argparse.Namespace) -> None:
+async def measure(
+    targets: dict[str, tuple[str, int]], large: str, args: argparse.Namespace
+) -> None:
     """Measure all targets and print a table."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         firsts: dict[str, list[float]] = {name: [] for name in targets}
@@ -165,7 +206,8 @@ async def measure(targets: dict[str, tuple[str, int]], args: argparse.Namespace)
             )
         print(f"{args.streams} streams at once, {1 / args.pause_secs:g} events/s each:")
         begins = [args.begin_secs * number / args.streams for number in range(args.streams)]
-        for name, (url, pid) in targets.items():
+
+        async def stream(name: str, url: str, pid: int) -> None:
             began = cpu_secs(pid) if pid else 0.0
             asked = (ask(session, url, args.events, args.pause_secs, at) for at in begins)
             late = [each for _, lates in await asyncio.gather(*asked) for each in lates]
@@ -174,6 +216,15 @@ async def measure(targets: dict[str, tuple[str, int]], args: argparse.Namespace)
                 f"  {name:14} late p50 {quantile(late, 0.5):6.2f}  p99 {quantile(late, 0.99):6.2f}"
                 f"  max {quantile(late, 1):6.2f} ms  processor {used:4.0f} us an event"
             )
+
+        for name, (url, pid) in targets.items():
+            await stream(name, url, pid)
+        url, pid = targets["hedge"]
+        if args.bodies_mb:
+            print(f"the same beside requests of {args.bodies_mb} MB:")
+            for name, sent_to in (("direct ones", large), ("proxied ones", url)):
+                with bodies(sent_to, args.bodies_mb):
+                    await stream(name, url, pid)
 
 
 def main() -> None:
@@ -184,17 +235,19 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=300, help="events of each stream")
     parser.add_argument("--pause-secs", type=float, default=0.05, help="between two events")
     parser.add_argument("--begin-secs", type=float, default=5.0, help="in which all streams begin")
+    parser.add_argument("--bodies-mb", type=int, default=0, help="size of requests beside them")
     parser.add_argument("--also", metavar="NAME=COMMAND", action="append", default=[])
     args = parser.parse_args()
     with ExitStack() as stack:
         targets = {"direct": stack.enter_context(server("direct"))}
         url = targets["direct"][0]
+        large, _ = stack.enter_context(server("large"))
         for kind in ("pass-through", "hedge"):
-            targets[kind] = stack.enter_context(server(kind, url))
+            targets[kind] = stack.enter_context(server(kind, url, large))
         for name, _, command in (each.partition("=") for each in args.also):
             targets[name] = stack.enter_context(other_proxy(command, url))
         gc.disable()  # a full collection here would look like a late event
-        asyncio.run(measure(targets, args))
+        asyncio.run(measure(targets, large, args))
 
 
 if __name__ == "__main__":

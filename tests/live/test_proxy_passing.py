@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -31,7 +32,7 @@ def chunk(finish: str | None = None, **delta: Any) -> dict[str, Any]:
     return {**base, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
 
 
-def gpt_stream(*found: Mapping[str, Any], mark: bool = True) -> list[bytes]:
+def gpt_stream(*found: object, mark: bool = True) -> list[bytes]:
     events = [b"data: " + json.dumps(each).encode() + b"\n\n" for each in found]
     return [*events, b"data: [DONE]\n\n"] if mark else events
 
@@ -74,6 +75,18 @@ CALL = {"name": "book", "arguments": '{"people"'}, {"name": None, "arguments": "
 TOOL = [
     chunk(tool_calls=[{"index": 0, "id": "t1", "type": "function", "function": part}])
     for part in CALL
+]
+CALL_WITHOUT_ARGUMENTS = chunk(
+    tool_calls=[{"index": 0, "id": "t1", "type": "function", "function": {"name": "book"}}]
+)
+CALL_WITH_EMPTY_ARGUMENTS = chunk(
+    tool_calls=[
+        {"index": 0, "id": "t1", "type": "function", "function": {"name": "b", "arguments": ""}}
+    ]
+)
+CUSTOM_CALL = [
+    chunk(tool_calls=[{"index": 0, "id": "t1", "type": "custom", "custom": part}])
+    for part in ({"name": "code", "input": "print("}, {"input": "1)"})
 ]
 AUDIO = {"id": "a1", "data": "UklGRg==", "transcript": "Yes."}
 PARTS = [{"type": "text", "text": "Yes, till nine."}]
@@ -134,12 +147,39 @@ ANSWERS = {
         "openai", gpt_stream(chunk("", content="Yes, "), chunk("", content="ok."), chunk("stop"))
     ),
     "gpt call without a mark": Answer("openai", gpt_stream(ROLE, *TOOL, mark=False)),
+    "gpt call with empty arguments, without a mark": Answer(
+        "openai", gpt_stream(ROLE, CALL_WITH_EMPTY_ARGUMENTS, mark=False)
+    ),
+    "gpt call without arguments, without a mark": Answer(
+        "openai", gpt_stream(ROLE, CALL_WITHOUT_ARGUMENTS, mark=False)
+    ),
+    "gpt custom call without a mark": Answer("openai", gpt_stream(ROLE, *CUSTOM_CALL, mark=False)),
+    "gpt whole custom call": Answer(
+        "openai",
+        [
+            gpt_whole(
+                "tool_calls",
+                content=None,
+                tool_calls=[
+                    {"id": "t1", "type": "custom", "custom": {"name": "code", "input": "1"}}
+                ],
+            )
+        ],
+        is_stream=False,
+    ),
     "gpt call and [DONE] alone": Answer("openai", gpt_stream(ROLE, *TOOL)),
     "gpt text without a mark": Answer("openai", gpt_stream(chunk(content="Yes"), mark=False)),
     "gpt last event without its blank line": Answer(
         "openai", [*gpt_stream(chunk(content="Yes"), chunk("stop"), mark=False), b"data: [DONE]"]
     ),
     "gpt JSON for a stream": Answer("openai", [gpt_whole("stop", content="Yes.")]),
+    "gpt data that is a list": Answer("openai", gpt_stream([{"text": "Yes"}])),
+    "gpt data that is a number": Answer("openai", gpt_stream(7)),
+    "gpt half an emoji": Answer("openai", gpt_stream(chunk(content="\ud83d"), chunk("stop"))),
+    "gpt lines for a stream": Answer("openai", [b'{"text": "Yes"}\n', b'{"done": true}\n']),
+    "gpt whole half an emoji": Answer(
+        "openai", [gpt_whole("stop", content="\ud83d")], is_stream=False
+    ),
     "gpt whole content_filter": Answer(
         "openai", [gpt_whole("content_filter", content=None)], is_stream=False
     ),
@@ -343,6 +383,55 @@ async def test_an_answer_without_an_end_mark_is_whole_if_it_ends_like_one(
         assert len(upstream.asked) == (4 if continues and upstreams == 2 else 3)
 
 
+CUT_CALLS = {
+    "gpt cut arguments": gpt_stream(ROLE, TOOL[0], mark=False),
+    "gpt a whole call and a cut one": gpt_stream(
+        ROLE,
+        CALL_WITH_EMPTY_ARGUMENTS,
+        chunk(tool_calls=[{"index": 1, "id": "t2", "function": {"name": "b", "arguments": "{"}}]),
+        mark=False,
+    ),
+    "claude cut arguments": claude_stream(*TOOL_USE[:1], reason=None, stops=False),
+}
+
+
+@pytest.mark.parametrize("upstreams", [1, 2])
+@pytest.mark.parametrize("name", CUT_CALLS)
+async def test_a_cut_call_is_no_answer(name: str, upstreams: int) -> None:
+    wire, parts = "openai" if name.startswith("gpt") else "anthropic", CUT_CALLS[name]
+    answer = Answer(wire, parts)
+    async with (
+        scripted(answering(answer)) as upstream,
+        proxied(*[upstream.url] * upstreams) as url,
+    ):
+        status, body, _ = await fetch(url, answer)
+        is_passed = upstreams == 1
+        assert (status, len(upstream.asked)) == (200 if is_passed else 502, upstreams)
+        assert body.startswith(b"".join(parts)) == is_passed
+        assert b'"error"' in body
+
+
+@pytest.mark.parametrize("is_chunked", [True, False])
+async def test_a_call_with_empty_arguments_is_no_answer_on_a_lost_connection(
+    is_chunked: bool,
+) -> None:
+    parts = gpt_stream(ROLE, CALL_WITH_EMPTY_ARGUMENTS, mark=False)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        out = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        out.content_length = None if is_chunked else 10_000
+        await out.prepare(request)
+        await out.write(b"".join(parts))
+        assert request.transport is not None
+        request.transport.close()
+        return out
+
+    async with scripted(answer) as upstream, proxied(upstream.url, upstream.url) as url:
+        status, body, _ = await fetch(url, Answer("openai", parts))
+        assert (status, len(upstream.asked)) == (502, 2)
+        assert b'"error"' in body
+
+
 async def test_a_call_after_the_text_is_whole_without_an_end_mark() -> None:
     call = [{**event, "index": 1} for event in TOOL_USE]
     parts = claude_stream(*TEXT, *call, reason=None, stops=False)
@@ -388,6 +477,78 @@ async def test_an_answer_of_unknown_form_is_not_continued(wire: str) -> None:
         assert body.startswith(b"".join(parts))
         assert b'"error"' in body[len(b"".join(parts)) :]
         assert len(upstream.asked) == 1
+
+
+# ---- behind the end mark
+
+
+TAIL = b": bye\n\n"
+
+
+@pytest.mark.parametrize("ends", ["at once", "later", "never"])
+@pytest.mark.parametrize(
+    ("upstreams", "options"), [(1, {}), (2, {}), (2, {"continue": True}), (1, {"cache_secs": 60})]
+)
+@pytest.mark.parametrize("name", ["openai", "anthropic", "gpt empty"])
+async def test_what_follows_the_end_mark_passes_too(
+    name: str, upstreams: int, options: dict[str, Any], ends: str
+) -> None:
+    good = NOTHING.get(name) or SENTENCES[name][0]
+    peers = set[object]()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        peers.add(request.get_extra_info("peername"))
+        out = await replying(b"".join(good.parts))(request)
+        await asyncio.sleep(0.05)
+        await out.write(TAIL)
+        if ends != "at once":
+            await asyncio.sleep(0.05 if ends == "later" else 600)
+        return out
+
+    async with (
+        scripted(answer) as upstream,
+        proxied(*[upstream.url] * upstreams, model=options) as url,
+    ):
+        for _ in range(4):
+            async with asyncio.timeout(5):
+                _, body, _ = await fetch(url, good)
+            assert body == b"".join(good.parts) + TAIL
+        if "cache_secs" in options and name != "gpt empty":
+            assert len(upstream.asked) == 1
+        elif ends != "never" and name != "gpt empty":
+            assert len(upstream.asked) == 4
+            assert len(peers) <= 1 + upstreams  # beside those that were opened at the start
+
+
+@WIRES
+async def test_an_answer_is_complete_at_its_end_mark(wire: str, tmp_path: Path) -> None:
+    """Its client may leave then, and ask the same again."""
+    good, log = SENTENCES[wire][0], tmp_path / "turns.jsonl"
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        out = await replying(*good.parts)(request)
+        for _ in range(4):
+            await asyncio.sleep(0.15)
+            await out.write(TAIL)
+        return out
+
+    async with (
+        scripted(answer) as upstream,
+        proxied(upstream.url, upstream.url, model={"cache_secs": 60}, turn_log=log) as url,
+        aiohttp.ClientSession() as session,
+    ):
+        marked = b"".join(good.parts)
+        for count, cache in ((0, "miss"), (4, "hit"), (4, "hit")):
+            body = asking(wire, stream=True)
+            async with session.post(url + PATHS[wire], json=body) as response:
+                assert response.headers["x-hedge-cache"] == cache
+                assert await response.content.readexactly(len(marked)) == marked
+                if count:
+                    assert await response.content.read() == count * TAIL
+        assert len(upstream.asked) == 1
+    (report,) = map(json.loads, log.read_text().splitlines())
+    assert report["outcome"] == "answered"
+    assert report["duration_secs"] < 0.6
 
 
 # ---- errors

@@ -1,4 +1,7 @@
-"""One upstream is silent, the other one fails once: the proxy asks it again, as an SDK would."""
+"""One upstream is silent, the other one fails once: the proxy asks it again, as an SDK would.
+
+What the other one rejects, or answers with nothing, is not held up for long.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ import time
 
 import aiohttp
 import pytest
+from aiohttp import web
 
+from pipecat_hedge.tools.proxy import proxied_turn as turn_module
 from tests.live.faulty_upstream import PATHS
 from tests.live.scripted_provider import (
     ANSWER,
@@ -19,7 +24,8 @@ from tests.live.scripted_provider import (
     ScriptedProvider,
     scripted_providers,
 )
-from tests.live.scripted_upstream import asking, proxied
+from tests.live.scripted_upstream import asking, proxied, replying, scripted
+from tests.live.test_proxy_passing import JSON, NOTHING, chunk, gpt_stream
 
 pytestmark = [pytest.mark.live, pytest.mark.realtime, pytest.mark.timeout(120)]
 
@@ -97,3 +103,92 @@ async def test_calm_upstreams_are_asked_as_ever(policy: str) -> None:
             await response.read()
         assert len(first.requests) == 1
         assert len(second.requests) <= (1 if policy in ("race(2)", "after(0.5)") else 0)
+
+
+# ---- what is no failure of its upstream
+
+GUARD_SECS = 3.0
+WORK_SECS = 4.0
+REJECTION = b'{"type": "error", "error": {"type": "invalid_request_error", "message": "no"}}'
+EMPTY = {
+    ("openai", True): NOTHING["gpt empty"],
+    ("openai", False): NOTHING["gpt whole empty"],
+    ("anthropic", True): NOTHING["claude empty"],
+    ("anthropic", False): NOTHING["claude whole empty"],
+}
+
+
+async def hang(_: web.Request) -> web.StreamResponse:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def rejected(wire: str, status: int, policy: str, *, stream: bool, silent_first: bool) -> str:
+    """Ask once beside a silence; returns what was wrong, or nothing."""
+    body, kind = (REJECTION, JSON), "text/event-stream" if stream else JSON
+    if status == 200:
+        body = b"".join(EMPTY[wire, stream].parts), kind
+    script = replying(body[0], status=status, content_type=body[1])
+    async with scripted(hang) as silent, scripted(script) as other:
+        urls = (silent.url, other.url) if silent_first else (other.url, silent.url)
+        async with (
+            proxied(*urls, model={"policy": policy}) as url,
+            aiohttp.ClientSession() as session,
+        ):
+            asked_secs = POLICIES[policy] if silent_first else 0.0
+            began = time.monotonic()
+            try:
+                async with (
+                    asyncio.timeout(12),
+                    session.post(url + PATHS[wire], json=asking(wire, stream=stream)) as response,
+                ):
+                    found = await response.read()
+            except TimeoutError:
+                return "no answer in 12 s"
+            secs = time.monotonic() - began
+            guard_secs = GUARD_SECS if stream else WORK_SECS
+        asked = (len(other.asked), len(silent.asked))
+    wrong = {
+        f"status {response.status}": response.status != status,
+        f"{secs:.1f} s": not guard_secs <= secs < asked_secs + guard_secs + SLACK_SECS,
+        f"asked {asked} times": asked != (1, 1),
+        f"got {found!r}": found != body[0],
+    }
+    return ", ".join(what for what, is_wrong in wrong.items() if is_wrong)
+
+
+@pytest.mark.parametrize("silent_first", [True, False], ids=["silent first", "silent second"])
+@pytest.mark.parametrize("wire", PATHS)
+async def test_a_rejection_or_nothing_waits_for_a_silent_upstream_as_long_as_the_guard(
+    wire: str, silent_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn_module, "WORK_SECS", WORK_SECS)
+    cells = list(itertools.product((400, 422, 200), POLICIES, (True, False)))
+
+    async def run(number: int, status: int, policy: str, stream: bool) -> str:
+        await asyncio.sleep(number * STAGGER_SECS)
+        return await rejected(wire, status, policy, stream=stream, silent_first=silent_first)
+
+    found = await asyncio.gather(*(run(number, *cell) for number, cell in enumerate(cells)))
+    assert {cell: wrong for cell, wrong in zip(cells, found, strict=True) if wrong} == {}
+
+
+async def test_an_upstream_that_reasons_is_waited_for() -> None:
+    async def reason(request: web.Request) -> web.StreamResponse:
+        out = await replying()(request)
+        for _ in range(10):
+            await out.write(b"".join(gpt_stream(chunk(reasoning="Hm"), mark=False)))
+            await asyncio.sleep(0.5)
+        await out.write(b"".join(gpt_stream(chunk(content="Yes."), chunk("stop"))))
+        return out
+
+    async with (
+        scripted(reason) as first,
+        scripted(replying(REJECTION, status=400)) as second,
+        proxied(first.url, second.url, model={"policy": "race(2)"}) as url,
+        aiohttp.ClientSession() as session,
+    ):
+        body = asking("openai", stream=True)
+        async with session.post(url + PATHS["openai"], json=body) as response:
+            assert b"Yes." in await response.read()
+        assert len(second.asked) == 1

@@ -42,6 +42,7 @@ from pipecat_hedge.race.events import (
 )
 
 REFUSED = AttemptError("connectivity", "connection refused")
+UNWANTED = AttemptError("invalid_request", "400", permanent=True, is_of_prompt=True)
 REJECTED = AttemptError("authentication", "no such key", permanent=True)
 TRANSIENT = AttemptError("server", "503", is_transient=True)
 FULL = HedgeEligibilityChanged({}, full=frozenset("b"))
@@ -52,6 +53,8 @@ REPLACEMENT = Launch(1, "b", "failure")
 SILENCE = Launch(1, "b", "silence")
 STALL = Launch(1, "b", "stall")
 B_BUSY = HedgeEligibilityChanged({"b": "has a queue of 3"})
+
+FAILED = Fail((("a", TRANSIENT), ("c", UNWANTED)))
 
 Step: TypeAlias = tuple[float, Event, *tuple[Command, ...]]
 """When an event comes, the event, and the commands that it causes."""
@@ -72,6 +75,7 @@ class Setup:
     recovering: str | None = None
     jitter: float = 0.0
     is_speculative: bool = False
+    rejection_secs: float | None = None
     starts: Sequence[Command] = (PRIMARY,)
 
     def race(self) -> Race:
@@ -96,6 +100,7 @@ class Setup:
             recovering=self.recovering,
             jitter=self.jitter,
             is_speculative=self.is_speculative,
+            rejection_secs=self.rejection_secs,
         )
 
     def play(self, *steps: Step) -> Race:
@@ -131,6 +136,7 @@ IMPATIENT = replace(FALLBACK, stall_secs=3.0)
 OF_THREE = Setup(HedgePolicy.after(0.6, max_attempts=3), "abc")
 RECOVERING = replace(OF_THREE, recovering="b")
 RETRYING = replace(FALLBACK, candidates="a", retries=2)
+REJECTING = replace(RACE, stall_secs=3.0, rejection_secs=0.0)
 LAST = Setup(HedgePolicy.race(1), stall_secs=3.0, timeout_secs=30.0)
 
 SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
@@ -422,6 +428,62 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
         (2.9, TimerFired(), Launch(3, "b", "failure")),
         (3.0, AttemptFailed(3, TRANSIENT)),
         (60.0, TimerFired()),
+    ),
+    "a rejected prompt waits for the silent until the guard's time": (
+        REJECTING,
+        (0.1, AttemptFailed(1, UNWANTED)),
+        (3.0, TimerFired()),
+        (3.1, TimerFired(), Cancel(0, "superseded"), Fail((("b", UNWANTED),))),
+    ),
+    "so does an empty answer": (
+        REJECTING,
+        (0.1, AttemptFinished(1)),
+        (3.1, TimerFired(), Cancel(0, "superseded"), Commit(1, "silence")),
+    ),
+    "the guard's time counts from the rejection": (
+        replace(FALLBACK, stall_secs=3.0, rejection_secs=0.0),
+        (3.0, TimerFired(), SILENCE),
+        (3.1, AttemptFailed(1, UNWANTED)),
+        (6.0, TimerFired()),
+        (6.1, TimerFired(), Cancel(0, "superseded"), Fail((("b", UNWANTED),))),
+    ),
+    "it is also the last word beside two silent ones": (
+        replace(THREE, stall_secs=3.0, rejection_secs=0.0),
+        (0.1, AttemptFailed(0, UNWANTED), REPLACEMENT),
+        (3.1, TimerFired(), Launch(2, "c", "silence")),
+        (
+            6.1,
+            TimerFired(),
+            Cancel(1, "superseded"),
+            Cancel(2, "superseded"),
+            Fail((("a", UNWANTED),)),
+        ),
+    ),
+    "what makes progress is not silent": (
+        REJECTING,
+        (0.1, AttemptFailed(1, UNWANTED)),
+        (2.0, Progressed(0, 2.0)),
+        (3.0, TimerFired()),
+        (4.0, UsableToken(0), Commit(0, "first_token")),
+    ),
+    "nor is it ended after any other failure": (
+        REJECTING,
+        (0.1, AttemptFailed(1, REJECTED)),
+        (9.0, TimerFired()),
+        (9.1, UsableToken(0), Commit(0, "first_token")),
+    ),
+    "nor before a request is repeated": (
+        replace(REJECTING, retries=1, candidates="abc", stall_secs=0.3, starts=(PRIMARY, HEDGE)),
+        (0.0, AttemptFailed(0, TRANSIENT), Launch(2, "c", "failure")),
+        (0.1, AttemptFailed(2, UNWANTED)),
+        (0.3, TimerFired()),
+        (0.5, TimerFired(), Launch(3, "a", "failure")),
+        (0.8, TimerFired(), Cancel(1, "superseded"), Cancel(3, "superseded"), FAILED),
+    ),
+    "nor at all without a bound": (
+        replace(REJECTING, rejection_secs=None),
+        (0.1, AttemptFailed(1, UNWANTED)),
+        (9.0, UsableToken(0), Commit(0, "first_token")),
     ),
     "nor before its Retry-After": (
         replace(RACE, retries=2, late_secs=0.5),

@@ -57,6 +57,7 @@ _ERRORS = st.builds(
     st.just("server"),
     st.just("message"),
     permanent=st.booleans(),
+    is_of_prompt=st.booleans(),
     retry_after_secs=st.one_of(st.none(), st.just(1.0)),
 ) | st.builds(
     AttemptError,
@@ -75,6 +76,7 @@ class RaceModel(RuleBasedStateMachine):
         candidates=st.lists(_SLOTS, max_size=5),
         commit_on=st.sampled_from(["first_token", "first_sentence"]),
         deadline_secs=_SECS,
+        rejection_secs=_SECS,
     )
     def begin(
         self,
@@ -82,15 +84,18 @@ class RaceModel(RuleBasedStateMachine):
         candidates: list[Slot],
         commit_on: CommitOn,
         deadline_secs: float | None,
+        rejection_secs: float | None,
     ) -> None:
         self.policy, rule = policy, cast("LaunchRule", policy.rule)
         self.candidates = candidates
+        self.rejection_secs = rejection_secs
         self.race = Race(
             candidates,
             rule,
             max_attempts=policy.max_attempts,
             commit_on=commit_on,
             deadline_secs=deadline_secs,
+            rejection_secs=rejection_secs,
         )
         self.now = 0.0
         self.launched: list[str] = []
@@ -130,7 +135,8 @@ class RaceModel(RuleBasedStateMachine):
                     self.commits += 1
                     assert self.commits == 1, "committed twice"
                     assert command.attempt in self.empty, "took silence for an answer"
-                    assert len(self.empty) > 1 or not self.live, "did not wait for others"
+                    was_waited_for = not self.live or self.rejection_secs is not None
+                    assert len(self.empty) > 1 or was_waited_for, "did not wait for others"
                 case Commit() | Continue():
                     if isinstance(command, Commit):
                         self.commits += 1

@@ -114,6 +114,7 @@ class Race:
         recovering: str | None = None,
         jitter: float = 0.0,
         is_speculative: bool = False,
+        rejection_secs: float | None = None,
         make_attempt: MakeAttempt = Attempt,
     ):
         """Create a race that has not started.
@@ -130,6 +131,9 @@ class Race:
             jitter: A random number from 0 to 1, which shortens the pauses before retries.
             is_speculative: Whether the caller's turn may still go on. Until ``TurnConfirmed`` only
                 failed attempts get another one beside or after them, and no time counts.
+            rejection_secs: The least time without progress after which attempts that are silent do
+                not hold up the rejection of this prompt, or the empty answer, that another attempt
+                has ended with; None waits for them.
             make_attempt: Creates an attempt's record, for a driver with state of its own.
         """
         self._slots = SlotQueue(candidates, max_attempts, recovering)
@@ -139,6 +143,7 @@ class Race:
         self._deadline_secs = deadline_secs
         self._backoff = 1 - RETRY_JITTER * jitter
         self._is_speculative = is_speculative
+        self._rejection_secs = rejection_secs
         self._make_attempt = make_attempt
         self._attempts: list[Attempt] = []
         self._phase = Phase.READY
@@ -376,6 +381,10 @@ class Race:
             return
         live = self._live()
         repeat_at = self._repeat_at()
+        rejected_at = self._rejected_at(live) if repeat_at is None else None
+        if rejected_at is not None and rejected_at <= now:
+            self._cancel_live("superseded", "superseded", now)
+            live = []
         if not live and repeat_at is None:
             if (empty := self._empty_attempt()) is not None:
                 self._accept_empty(empty, now)
@@ -383,6 +392,7 @@ class Race:
                 self._fail()
             return
         self._wake_by(repeat_at)
+        self._wake_by(rejected_at)
         self._wake_by(self._give_up_at())
         for attempt in live:
             self._wake_by(self._expiry(attempt)[0])
@@ -505,10 +515,32 @@ class Race:
             return None
         if attempt.first_token_at is not None:
             return _after(max(attempt.last_progress_at, self._counts_from), attempt.stall_secs)
-        times = SLOW_TIMES if attempt.provider in self._slots.standing.slow else 1.0
-        secs = attempt.slot.silent_secs
         since = max(attempt.calling_at or attempt.launched_at, self._counts_from)
-        return None if secs is None else since + times * secs
+        return _after(since, self._silent_secs(attempt))
+
+    def _silent_secs(self, attempt: Attempt) -> float | None:
+        times = SLOW_TIMES if attempt.provider in self._slots.standing.slow else 1.0
+        return None if attempt.slot.silent_secs is None else times * attempt.slot.silent_secs
+
+    def _rejected_at(self, live: Sequence[Attempt]) -> float | None:
+        """When a rejection of the prompt, or an empty answer, ends the turn beside silent attempts.
+
+        Any other failure says nothing of what they will answer.
+        """
+        least_secs = self._rejection_secs
+        if least_secs is None or self._phase is not Phase.WAITING or self._may_launch():
+            return None
+        rejected_at = [a.ended_at for a in self._attempts if _is_rejection(a.error)]
+        if not rejected_at:
+            return None
+        silent_at = list[float]()
+        for attempt in live:
+            secs = self._silent_secs(attempt)
+            if secs is None or attempt.first_token_at is not None:
+                return None
+            since = max(attempt.last_progress_at, self._counts_from, rejected_at[0] or 0.0)
+            silent_at.append(since + max(secs, least_secs))
+        return max(silent_at, default=None)
 
     def _repeat_at(self) -> float | None:
         """When failed requests are repeated: no other is left, and each live attempt is late."""
@@ -662,6 +694,11 @@ def _repeats_at(attempt: Attempt, backoff: float) -> float | None:
         return None
     pause = error.retry_after_secs or backoff * min(RETRY_SECS * 2**slot.tries, RETRY_MAX_SECS)
     return None if pause > RETRY_AFTER_MAX_SECS else attempt.ended_at + pause
+
+
+def _is_rejection(error: AttemptError | None) -> bool:
+    """Whether an attempt has ended with what a client of its provider alone would get at once."""
+    return error is not None and (error.is_of_prompt or error is EMPTY_ANSWER)
 
 
 def _stalls_at(replacement: Attempt) -> float:

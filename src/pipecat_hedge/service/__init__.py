@@ -19,7 +19,7 @@ from pipecat_hedge.service.stages import Stages
 from pipecat_hedge.service.token_budget import TokenBudget
 from pipecat_hedge.service.turn import CONTINUE
 from pipecat_hedge.service.turn_report import TurnRecord, report_drained, report_turn
-from pipecat_hedge.service.wires import WireEvent, WireReader, is_object, is_rare, parsed
+from pipecat_hedge.service.wires import WireEvent, WireReader, is_rare, parsed
 
 __all__ = [
     "CONTINUE",
@@ -44,7 +44,6 @@ __all__ = [
     "WireReader",
     "breaker_report",
     "default_store",
-    "is_object",
     "is_rare",
     "is_whole_sentence",
     "parsed",

@@ -53,7 +53,7 @@ from pipecat_hedge.service import composition
 from pipecat_hedge.service.admission_terms import AdmissionMode, admission_terms, divided
 from pipecat_hedge.service.events import EventHub
 from pipecat_hedge.service.hosting_service import HostingLLMService
-from pipecat_hedge.service.inference import Inference
+from pipecat_hedge.service.inference import WHOLE_ANSWER_SECS, Inference
 from pipecat_hedge.service.known_answers import AnswerSources, HeldAnswer, KnownAnswers, Question
 from pipecat_hedge.service.metrics import HedgeMetricsData
 from pipecat_hedge.service.pipeline_search import context_of, find_output
@@ -607,6 +607,7 @@ class HedgedLLMService(HostingLLMService):
             estimate_tokens(context),
             has_tools=bool(context.tools),
             measures="whole_answer",
+            stall_secs=WHOLE_ANSWER_SECS,
         )
         rejections = self._rejections["inferences"]
         race = self._race(spec, rejections)

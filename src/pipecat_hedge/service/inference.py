@@ -45,7 +45,7 @@ class Inference(TurnHost[str, ServiceAdapter]):
             AllProvidersFailed: If there is no answer.
         """
         async with TaskScope() as scope:
-            await race.run(self, scope, stall_secs=WHOLE_ANSWER_SECS)
+            await race.run(self, scope)
         if race.failure is not None:
             raise race.failure
         return self._answer

@@ -39,6 +39,9 @@ class TurnSpec:
         choice: The user's route, which the members' order follows.
         is_learned: Whether its latencies are learned.
         rescues: Whether a committed answer that stalls is continued.
+        stall_secs: The stall time of all providers, and the longest silence before another one gets
+            a request; None keeps each provider's own.
+        rejection_secs: See ``Race``.
     """
 
     work: WorkClass
@@ -49,6 +52,8 @@ class TurnSpec:
     choice: RouteChoice = GIVEN_ORDER
     is_learned: bool = True
     rescues: bool = True
+    stall_secs: float | None = None
+    rejection_secs: float | None = None
 
     @property
     def whole_answers(self) -> bool:

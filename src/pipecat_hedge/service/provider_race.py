@@ -197,8 +197,6 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         host: TurnHost[T, A],
         scope: TaskScope,
         drains: TaskScope | None = None,
-        *,
-        stall_secs: float | None = None,
     ) -> None:
         """Plan the race, run it to its end, and learn from it.
 
@@ -206,8 +204,6 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
             host: Sends the requests, and takes the answer.
             scope: Owns the attempts' tasks.
             drains: Takes over the losers that finish; None closes all of them.
-            stall_secs: The stall time of all providers, and the longest silence before another one
-                gets a request; None keeps each provider's own.
         """
         self._host = host
         holds, planned = self._stats.holds, self._plan()
@@ -216,7 +212,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
             if not planned.order:
                 self.failure = AllProvidersFailed((), reason=planned.reason)
                 return
-            self.race = self._new_race(planned, stall_secs)
+            self.race = self._new_race(planned)
             driver = self._driver = RaceDriver(self.race, scope, self, drains)
             await driver.run(self._loop.time())
             if driver.failure_command is not None:
@@ -240,7 +236,8 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         self._idle = {member.name: list(member.adapters) for member in planned.order}
         return planned
 
-    def _new_race(self, planned: PlannedTurn[A], stall_secs: float | None) -> Race:
+    def _new_race(self, planned: PlannedTurn[A]) -> Race:
+        stall_secs = self.spec.stall_secs
         candidates = slots(planned.order, self.policy, planned.plan.known)
         if stall_secs is not None:
             candidates = [
@@ -262,6 +259,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
             recovering=recovering,
             jitter=random.random(),
             is_speculative=self.is_speculative,
+            rejection_secs=self.spec.rejection_secs,
             make_attempt=self._new_attempt,
         )
 
@@ -651,7 +649,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
 
         A stream that cannot be read may contain a tool call's arguments.
         """
-        if not self.spec.rescues:
+        if not self.spec.rescues and self.winner is not None:
             return Progressed(number, None)
         stats = self.attempts[number].stats
         deltas = stats.stages.deltas

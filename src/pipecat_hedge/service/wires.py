@@ -29,6 +29,8 @@ _RARE = re.compile(
     rb'|type"\s*:\s*"(?!ping"|(?:content_block|text|thinking)_delta"|response\.output_text\.delta))'
 )
 """It begins with a literal, which makes the search five times as fast."""
+_HALF_A_SIGN = re.compile("[\ud800-\udfff]")
+"""Some servers split an emoji into the halves of its UTF-16 form."""
 MAX_KEPT_BYTES = 65_536
 """The unread bytes to keep: some hundred tokens."""
 
@@ -91,19 +93,24 @@ class WireReader:
         self.calls: dict[object, str] = {}
 
     def read(self, event: bytes) -> WireEvent:
-        """Read an event, or its line of data; what is no JSON says nothing."""
+        """Read an event, or its line of data; what is no JSON, or ``null``, says nothing."""
         lines = [line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")]
         data = b"\n".join(lines)
         if data == b"[DONE]":
             return WireEvent(is_usable=bool(self.calls), is_last=True)
         found = parsed(data)
-        return self._read(found) if isinstance(found, dict) else WireEvent()
+        if isinstance(found, dict):
+            return self._read(found)
+        return WireEvent() if found is None else WireEvent(is_usable=True, is_known=False)
 
     def read_whole(self, body: bytes | bytearray) -> WireEvent:
-        """Read an answer that was not streamed; what is no JSON is not usable."""
+        """Read an answer that was not streamed; what does not begin as JSON is not usable."""
         found = parsed(body)
-        if found is None:
-            return WireEvent()
+        if found is None:  # maybe a line for each event
+            first = parsed(body.strip().partition(b"\n")[0])
+            if not isinstance(first, dict):
+                return WireEvent()
+            found = first if first.get("error") else [first]
         event = self._read(found) if isinstance(found, dict) else WireEvent(is_known=False)
         event.is_usable |= event.error is None and (bool(self.calls) or not event.is_known)
         return event
@@ -118,6 +125,7 @@ class WireReader:
             self._count(found.get("usage"))
             read.get(self.wire or "", self._read_message)(found, event)
             event.is_usable |= is_usable_text(event.text) or event.reason not in _USUAL
+            event.is_usable |= _HALF_A_SIGN.search(event.text) is not None
             event.is_usable |= bool(event.reason and self.calls)
         except (AttributeError, TypeError, KeyError, IndexError):  # a form that is not known
             return WireEvent(is_usable=True, is_known=False, json=found)

@@ -22,7 +22,12 @@ from pipecat_hedge.service import (
     states_of,
     write_logs,
 )
-from pipecat_hedge.tools.proxy.proxied_turn import ProxiedTurn, estimate_tokens
+from pipecat_hedge.tools.proxy.proxied_turn import (
+    WHOLE_ANSWER_SECS,
+    WORK_SECS,
+    ProxiedTurn,
+    estimate_tokens,
+)
 from pipecat_hedge.tools.proxy.request import ProxiedRequest
 from pipecat_hedge.tools.proxy.response import Response
 from pipecat_hedge.tools.proxy.settings import ModelSettings
@@ -90,6 +95,8 @@ class ProxiedModel:
             measures="first_token" if request.is_stream else "whole_answer",
             is_learned=is_answer,  # how long it takes to count tokens says nothing of answers
             rescues=continues,
+            stall_secs=None if request.is_stream else WHOLE_ANSWER_SECS,
+            rejection_secs=0.0 if request.is_stream else WORK_SECS,
         )
         terms = Terms(tier, object(), has_first_token=request.is_stream)
         turn = ProxiedTurn(

@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,10 +40,16 @@ from pipecat_hedge.tools.proxy.wires import MAX_READ_BYTES, AnswerReader, EventS
 CHARS_PER_TOKEN = 4
 WHOLE_ANSWER_SECS = 60.0
 """The silence after which another upstream gets a request that is not streamed."""
+WORK_SECS = 10.0
+"""How long an upstream may work at an answer that is not streamed, of which nothing is seen, before
+another one's rejection of the request is the last word."""
 MAX_HELD_BYTES = 32 * 2**20
 """The most of an answer that is held before anything usable in it."""
 SKIPPED_BYTES = 4096
 """As much of the events that passed unread is kept: the end shows whether an answer is whole."""
+TAIL_SECS = 0.3
+"""How long a client waits for further bytes behind its answer's end mark, if the upstream does not
+end its response. Servers that send any do so at once."""
 MAX_UNREAD_BYTES = 2**20
 """How far a continued answer may be ahead of its client."""
 
@@ -140,15 +146,14 @@ class ProxiedTurn:
         race, response, record = self._race, self._response, self._record
         async with TaskScope() as scope:
             try:
-                secs = None if self._request.is_stream else WHOLE_ANSWER_SECS
-                await race.run(self, scope, drains, stall_secs=secs)
+                await race.run(self, scope, drains)
             except _Cut:
                 record.was_cut = True
             except asyncio.CancelledError:
                 record.was_interrupted = not response.is_whole
                 raise
             finally:
-                if not response.is_over:
+                if not response.is_complete:
                     record.ended_at = self._loop.time()
             if record.was_cut or (race.failure is not None and response.has_begun):
                 await self._break_off()
@@ -157,8 +162,11 @@ class ProxiedTurn:
             else:
                 if len(self._record.released) > 1:
                     await response.write(self._wire.end_events(self._like))
-                answers = [self._answers[a.number] for a in self._record.released]
-                response.end(is_whole=all(a.is_usable and a.has_end for a in answers))
+                answers = [self._answers[a.number] for a in record.released]
+                response.complete(is_whole=all(a.is_usable and a.has_end for a in answers))
+                if len(answers) == 1:
+                    await self._pass_tail(answers[0])
+                response.end()
 
     async def wait_for_observed(self) -> None:
         """Wait until observed losers are closed."""
@@ -360,7 +368,7 @@ class ProxiedTurn:
         await self._pass_on(attempt, answer, sink, is_whole=True)
         if is_direct:
             self._ended_at = self._loop.time()
-            self._response.end(is_whole=answer.is_usable and answer.has_end)
+            self._response.complete(is_whole=answer.is_usable and answer.has_end)
 
     def _check_end(
         self, attempt: ProviderAttempt, answer: _Answer, reader: AnswerReader, *, sends_marks: bool
@@ -448,6 +456,16 @@ class ProxiedTurn:
         }
         self._response.begin(reply.status, headers)
 
+    async def _pass_tail(self, answer: _Answer) -> None:
+        """Pass on what follows an answer's end mark, until its upstream ends or is quiet."""
+        with suppress(TimeoutError):
+            while answer.tail is not None:
+                async with asyncio.timeout(TAIL_SECS):
+                    chunk = await answer.tail.get()
+                if not chunk:
+                    return
+                await self._response.write(chunk)
+
     async def _break_off(self) -> None:
         """End a response that has begun: by an event if it has events, or by its connection."""
         answer = next((a for a in reversed(self._answers.values()) if a.status), None)
@@ -455,6 +473,8 @@ class ProxiedTurn:
         if has_events and not self._has_error:
             body = self._error or self._wire.error(502, "the upstream's answer broke off")
             await self._response.write(self._wire.error_event(body))
+        elif answer is not None and self._has_error:
+            await self._pass_tail(answer)
         self._response.end(is_whole=False, is_cut=not (has_events or self._has_error))
 
     async def _fail(self, failure: Exception) -> None:

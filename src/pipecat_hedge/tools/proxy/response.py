@@ -40,6 +40,7 @@ class Response:
     Attributes:
         status: The status code; 0 until the response has begun.
         headers: Its headers.
+        is_complete: Whether the answer has come. Only what follows its end mark may be missing.
         is_over: Whether nothing more comes.
         is_whole: Whether it has ended as it should.
         is_cut: Whether it has broken off, which the client learns from its connection.
@@ -51,20 +52,20 @@ class Response:
         *,
         keeps: bool,
         abandoned: Callable[[], object] = _nothing,
-        ended: Callable[[], object] = _nothing,
+        completed: Callable[[], object] = _nothing,
     ):
         """Create a response that has not begun.
 
         Args:
             keeps: Whether its bytes are kept.
-            abandoned: Called when the last reader has left before the end.
-            ended: Called at its end, before any reader learns of it.
+            abandoned: Called when the last reader has left before the answer was complete.
+            completed: Called when the answer is complete, before any reader can learn of it.
         """
         self.status = 0
         self.headers: dict[str, str] = {}
-        self.is_over = self.is_whole = self.is_cut = False
+        self.is_complete = self.is_over = self.is_whole = self.is_cut = False
         self.has_all = keeps
-        self._keeps, self._abandoned, self._ended = keeps, abandoned, ended
+        self._keeps, self._abandoned, self._completed = keeps, abandoned, completed
         self._kept: list[bytes] = []
         self._kept_bytes = self._dropped = 0
         self._readers: list[Reader] = []
@@ -111,12 +112,18 @@ class Response:
         await self.write(body)
         self.end(is_whole=False)
 
+    def complete(self, *, is_whole: bool) -> None:
+        """Note that the answer has come; a second time does nothing."""
+        if not self.is_complete:
+            self.is_complete, self.is_whole = True, is_whole
+            self._completed()
+            self._abandoned = self._completed = _nothing  # which refer to what refers to this
+
     def end(self, *, is_whole: bool = True, is_cut: bool = False) -> None:
         """End the response; a second time does nothing."""
         if not self.is_over:
-            self.is_over, self.is_whole, self.is_cut = True, is_whole, is_cut
-            self._ended()
-            self._abandoned = self._ended = _nothing  # which refer to what refers to this
+            self.complete(is_whole=is_whole)
+            self.is_over, self.is_cut = True, is_cut
             self.notify()
 
     def add(self, reader: Reader) -> None:

@@ -55,7 +55,7 @@ class ProxyServer:
         self._keys = Keys(settings.keys)
         self._models: dict[str, ProxiedModel] = {}
         self._shared: dict[str, Response] = {}
-        self._ended: dict[str, Kept] = {}  # until the cache has them
+        self._complete: dict[str, Response] = {}  # until the cache has them
         self._races = TaskScope()
         self._cache = AnswerCache(settings.cache)
         self._runner: web.AppRunner | None = None
@@ -225,11 +225,11 @@ class ProxyServer:
         )
         if caches:
             is_fresh = not control.isdisjoint({"no-cache", "max-age=0"})
-            kept = None if is_fresh else self._ended.get(key) or await self._cache.get(key)
-            self._count_cache("misses" if kept is None else "hits")
-            added["x-hedge-cache"] = "miss" if kept is None else "hit"
-            if kept is not None:
-                return await _replay(kept), added
+            found = None if is_fresh else await self._find_kept(key)
+            self._count_cache("misses" if found is None else "hits")
+            added["x-hedge-cache"] = "miss" if found is None else "hit"
+            if found is not None:
+                return found, added
         share_as = f"{key} {once}" if shares else None
         running = self._shared.get(share_as or "")
         if running is not None and running.has_all:
@@ -266,12 +266,11 @@ class ProxyServer:
 
         def keep() -> None:
             if keep_as is not None and response.is_whole and response.has_all:
-                kept = Kept(response.status, response.headers, response.body)
-                self._ended[keep_as] = kept
-                keeping = self._keep(keep_as, kept, model.settings.cache_secs)
+                self._complete[keep_as] = response
+                keeping = self._keep(keep_as, response, model.settings.cache_secs)
                 self._races.start(keeping, name=f"keeps an answer of {model.name}")
 
-        response = Response(keeps=keeps, abandoned=abandon, ended=keep)
+        response = Response(keeps=keeps, abandoned=abandon, completed=keep)
 
         async def race() -> None:
             status, problem = 503, "the proxy is stopping"
@@ -295,12 +294,23 @@ class ProxyServer:
             self._shared[share_as] = response
         return response
 
-    async def _keep(self, key: str, kept: Kept, secs: float) -> None:
+    async def _find_kept(self, key: str) -> Response | None:
+        if (complete := self._complete.get(key)) is not None and complete.has_all:
+            return complete
+        kept = await self._cache.get(key)
+        return None if kept is None else await _replay(kept)
+
+    async def _keep(self, key: str, response: Response, secs: float) -> None:
+        """Keep an answer from its end on, with all that follows its end mark."""
         try:
-            await self._cache.put(key, kept, secs)
+            while not response.is_over:
+                await response.changes(LINGER_SECS)
+            kept = Kept(response.status, response.headers, response.body)
+            if response.has_all:
+                await self._cache.put(key, kept, secs)
         finally:
-            if self._ended.get(key) is kept:
-                del self._ended[key]
+            if self._complete.get(key) is response:
+                del self._complete[key]
 
     # ---- everything else
 

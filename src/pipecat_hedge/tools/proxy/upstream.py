@@ -27,6 +27,8 @@ from pipecat_hedge.tools.proxy.settings import UpstreamSettings
 from pipecat_hedge.tools.proxy.wires import Wire
 
 MAX_ERROR_BYTES = 2**20
+MAX_TAIL_BYTES = 2**20
+"""The most that is read behind an answer's end mark."""
 LINGER_SECS = 1.0
 """How long a connection may take to end its response after the last event."""
 REDIRECTS = {301: "GET", 302: "GET", 303: "GET", 307: "POST", 308: "POST"}
@@ -50,12 +52,15 @@ class Reply:
         headers: Its headers, without those of the connection.
         body: The bytes that were not passed on yet.
         is_whole: Whether all of its body came, or it reported an error itself.
+        tail: What follows the end mark, piece by piece; the last piece is empty. None if nothing
+            can follow.
     """
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict[str, str])
     body: bytearray = field(default_factory=bytearray)
     is_whole: bool = False
+    tail: asyncio.Queue[bytes] | None = None
 
 
 class UpstreamRefused(Exception):
@@ -197,7 +202,8 @@ class _Api(Upstream):
             raise ConnectionResetError(type(error).__name__) from error.with_traceback(None)
         finally:
             if reply.is_whole and not response.content.at_eof():
-                self._ending.start(_end(response), name=f"ends a response of {self.name}")
+                tail = reply.tail = asyncio.Queue[bytes]()
+                self._ending.start(_end(response, tail), name=f"ends a response of {self.name}")
             else:
                 response.close()
 
@@ -238,16 +244,21 @@ class _Api(Upstream):
         await self._session.close()
 
 
-async def _end(response: aiohttp.ClientResponse) -> None:
+async def _end(response: aiohttp.ClientResponse, tail: asyncio.Queue[bytes]) -> None:
     """Read the end of a response behind its last event, so that its connection is used again."""
+    size = 0
     try:
         async with asyncio.timeout(LINGER_SECS):
-            async for _ in response.content.iter_any():
-                pass
+            async for chunk in response.content.iter_any():
+                size += len(chunk)
+                if size > MAX_TAIL_BYTES:
+                    return
+                tail.put_nowait(chunk)
     except (TimeoutError, aiohttp.ClientError):
         return
     finally:
         response.close()
+        tail.put_nowait(b"")
 
 
 def _target(response: aiohttp.ClientResponse) -> URL | None:

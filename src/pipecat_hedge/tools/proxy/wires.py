@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from pipecat_hedge.service import WireEvent, WireReader, is_object, is_whole_sentence
+from pipecat_hedge.service import WireEvent, WireReader, is_whole_sentence, parsed
 
 MAX_READ_BYTES = 2**20
 """Of an event or a whole answer. To parse more would stop all other streams; it passes unread."""
@@ -127,8 +127,14 @@ class AnswerReader(WireReader):
                 believed to be whole.
         """
         if self.calls:
-            return all(map(is_object, self.calls.values()))
+            return all(map(self._is_whole_call, self.calls.values()))
         return not sends_marks or is_whole_sentence(self.tail)
+
+    def _is_whole_call(self, arguments: str) -> bool:
+        """Whether a call's arguments are complete; OpenAI's calls may have none, or be custom."""
+        if not arguments.strip():
+            return self.wire == "openai"
+        return parsed(arguments) is not None or arguments.strip() == "null"
 
 
 # ---- Anthropic Messages
