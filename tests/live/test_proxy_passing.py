@@ -175,6 +175,9 @@ ANSWERS = {
     "gpt JSON for a stream": Answer("openai", [gpt_whole("stop", content="Yes.")]),
     "gpt data that is a list": Answer("openai", gpt_stream([{"text": "Yes"}])),
     "gpt data that is a number": Answer("openai", gpt_stream(7)),
+    "gpt text behind a byte order mark": Answer(
+        "openai", [b"\xef\xbb\xbf", *gpt_stream(chunk(content="Yes"), chunk("stop"))]
+    ),
     "gpt half an emoji": Answer("openai", gpt_stream(chunk(content="\ud83d"), chunk("stop"))),
     "gpt lines for a stream": Answer("openai", [b'{"text": "Yes"}\n', b'{"done": true}\n']),
     "gpt whole half an emoji": Answer(

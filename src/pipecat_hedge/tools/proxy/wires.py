@@ -7,6 +7,7 @@ Bytes pass as they are; `WireReader` reads them as far as the race has to know. 
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from abc import ABC, abstractmethod
@@ -112,7 +113,7 @@ class AnswerReader(WireReader):
 
     def read(self, event: bytes) -> WireEvent:
         """Read an event: the bytes up to and including its blank line."""
-        found = super().read(event)
+        found = super().read(event.removeprefix(codecs.BOM_UTF8))
         self.has_read = self.has_read or found.json is not None
         if found.text:
             self.like = found.json or {}
