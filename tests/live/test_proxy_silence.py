@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from pipecat_hedge.tools.proxy import proxied_turn as turn_module
+from pipecat_hedge.tools.proxy import model as model_module
 from tests.live.faulty_upstream import PATHS
 from tests.live.scripted_provider import (
     ANSWER,
@@ -162,7 +162,7 @@ async def rejected(wire: str, status: int, policy: str, *, stream: bool, silent_
 async def test_a_rejection_or_nothing_waits_for_a_silent_upstream_as_long_as_the_guard(
     wire: str, silent_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turn_module, "WORK_SECS", WORK_SECS)
+    monkeypatch.setattr(model_module, "WORK_SECS", WORK_SECS)
     cells = list(itertools.product((400, 422, 200), POLICIES, (True, False)))
 
     async def run(number: int, status: int, policy: str, stream: bool) -> str:
