@@ -81,7 +81,7 @@ class Voice(TTSService):
 
     Attributes:
         audio_secs: How long each text sounds.
-        stream_secs: How long its second half comes behind the first.
+        stream_secs: How long its second half comes behind the first; 0 is in one piece.
         asked: What was to be spoken, and when.
     """
 
@@ -104,11 +104,11 @@ class Voice(TTSService):
         yield None  # type: ignore[misc]
 
     async def _speak(self, text: str, context_id: str) -> None:
-        await asyncio.sleep(self._delay_secs)
-        for number in (0, 1):
-            await asyncio.sleep(number * self.stream_secs)
-            half = b"\1\1" * round(self.audio_secs / 2 * RATE)
-            audio = TTSAudioRawFrame(half, RATE, 1, context_id=context_id)
+        pauses = [self._delay_secs, self.stream_secs][: 2 if self.stream_secs else 1]
+        sound = b"\1\1" * round(self.audio_secs / len(pauses) * RATE)
+        for secs in pauses:
+            await asyncio.sleep(secs)
+            audio = TTSAudioRawFrame(sound, RATE, 1, context_id=context_id)
             await self.append_to_audio_context(context_id, audio)
         await self.remove_audio_context(context_id)
 
