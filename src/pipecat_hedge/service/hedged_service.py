@@ -38,7 +38,7 @@ from pipecat.utils.errors import ErrorCategory
 from pipecat.utils.types import is_given
 
 from pipecat_hedge.limits.loop_lag import is_real
-from pipecat_hedge.policy.arguments import refuse_unknown
+from pipecat_hedge.policy.arguments import refuse_unknown, require, require_flag
 from pipecat_hedge.policy.hedge_policy import HedgePolicy, slo_of
 from pipecat_hedge.policy.slo import Slo
 from pipecat_hedge.policy.survival import SurvivalCurve
@@ -186,10 +186,11 @@ class HedgedLLMService(LLMService):
             raise ConfigurationError(
                 "llms contains a HedgedLLMService: put its providers into the outer one"
             )
-        if policy is not None and not isinstance(policy, HedgePolicy):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigurationError(
-                f"policy must be a HedgePolicy, got {policy!r}: write HedgePolicy.adaptive()"
-            )
+        require("policy", policy, HedgePolicy, "write HedgePolicy.adaptive()")
+        require("stats", stats, ProviderStats, "write ProviderStats()")
+        require("settings", settings, LLMSettings, "write HedgedLLMService.Settings(...)")
+        require_flag("warm", warm)
+        require_flag("own_spans", own_spans)
         _refuse_other_residencies(providers, residency)
         _refuse_policy_arguments(kwargs)
         refuse_unknown(kwargs, owner=HedgedLLMService, base=LLMService)
@@ -224,6 +225,8 @@ class HedgedLLMService(LLMService):
         self._slo = slo_of(slo, self._policy)
         composition.track_slo(self.events, self._slo, tier, self._stats)
         composition.write_logs(self.events, self._policy, turn_log, drained_log)
+        remedy = "write [ExactAnswers(ttl_secs=3600)]"
+        require("answers", answers, (list, tuple), remedy, may_be_none=False)
         for each in answers:
             if not isinstance(each, KnownAnswers):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise ConfigurationError(
