@@ -148,7 +148,7 @@ NEVER: list[Any] = [None, math.inf]
         (LiveFeed, COUNT, "turns", [None]),
     ],
 )
-async def test_number_that_is_none_is_refused(
+async def test_wrong_number_or_flag_is_refused(
     make: Any, kind: str, fields: str, also: list[Any], in_a_folder: Path
 ) -> None:
     """Text, True, NaN, what is negative, and infinity and None where they mean nothing."""
@@ -208,7 +208,6 @@ WEBSOCKET = OpenAIResponsesLLMService(api_key="k")
         row(race, "max_attempts must be .* of at least 1, got 0: .* never hedges", max_attempts=0),
         row(race, "commit is not known, got 'late': write 'auto',", commit="late"),
         row(race, "losers is not known, got 'pay': write 'cancel'", losers="pay"),
-        row(race, "drain_share must be from 0 to 1, got 2: 0.02 drains", drain_share=2),
         row(race, "drain_share must be from 0 to 1, got '1': 0.02 drains", drain_share="1"),
         row(race, "deadline_secs is infinite: None is never", deadline_secs=math.inf),
         row(race, "probes must be a bool, got 'false': write True or False", probes="false"),
@@ -225,7 +224,6 @@ WEBSOCKET = OpenAIResponsesLLMService(api_key="k")
         row(adaptive, "slo must be a Slo, got 0.8: write Slo", slo=0.8),
         row(adaptive, "route must be a function.*: write ComplexityRouter", route="large"),
         row(custom, "rule must have next_launch.*: write HedgePolicy", rule=None),
-        row(custom, "rule must have next_launch.*: write", rule="adaptive"),
         row(custom, "rule must have next_launch.* got <class", rule=OnlyOnFailure),
         row(Adaptive, "budget must be .*0.5: 0.1 is", **(RULE | {"budget": -0.5})),
         row(Adaptive, "order is not known.*: write", **(RULE | {"order": "lerned"})),
@@ -234,7 +232,6 @@ WEBSOCKET = OpenAIResponsesLLMService(api_key="k")
         row(router, "correction is no regular expression", correction=5),
         row(router, "simple must be a provider's name, got None", simple=None),
         row(Slo, "ttft_secs is infinite: write None", ttft_secs=math.inf),
-        row(Slo, "ttft_secs must be a positive number of seconds, or None", ttft_secs=0),
         row(Slo, "share must be above 0 and below 1, got '1': 0.95 is", share="1"),
         # HedgedLLMService and its providers
         row(HedgedLLMService, "llms is empty: give", llms=[]),
@@ -329,7 +326,6 @@ WEBSOCKET = OpenAIResponsesLLMService(api_key="k")
         row(VLLMService, "write http://gpu:8000/v1", base_url="http://gpu:8000"),
         row(VLLMService, "base_url must be a string", base_url=None),
         row(VLLMService, "priority must be a whole number.* or None", priority=0.5),
-        row(VLLMService, "priority must be a whole number.* got True", priority=True),
         row(VLLMService, "base_ur is no argument.*did you mean base_url", base_ur="x"),
         row(VLLMService, r"model: write settings=VLLMService.Settings\(model=", model="tiny"),
         row(VLLMService, "settings must be a OpenAILLMSettings, got {}: write", settings={}),
@@ -376,7 +372,6 @@ WEBSOCKET = OpenAIResponsesLLMService(api_key="k")
         row(Question, "both set the time of an answer", slo_secs=0.8, deadline_secs=1.0),
         row(Question, "one of the other policies makes more", others=(("three", race(3)),)),
         row(as_bot, "command is empty", given=""),
-        row(as_bot, "command is empty", given=[]),
         row(as_bot, "command: No closing quotation in .*: close", given="python 'bot.py"),
         row(as_bot, "a bot is an address such as .*; got 7860", given=7860),
         row(as_bot, "a bot is an address such as .*; got b'python", given=b"python bot.py"),
@@ -386,7 +381,6 @@ WEBSOCKET = OpenAIResponsesLLMService(api_key="k")
             row(Caller, r"url must be like http://127\.0\.0\.1:7860", url=url)
             for url in ("127.0.0.1:7860", "ftp://127.0.0.1", "http://[::1", "")
         ),
-        row(Network, "loss must be a share", loss=1.0),
         row(Network, "loss must be a share from 0 to below 1, got nan", loss=math.nan),
         row(Network, "jitter_secs must be from 0 to 1 s, got -0.1", jitter_secs=-0.1),
     ],
