@@ -344,14 +344,6 @@ def test_wrong_file_names_the_field(tmp_path: Path, text: str, message: str) -> 
         Faq(path)
 
 
-def test_threshold_is_refused_without_embeddings() -> None:
-    entries = [FaqEntry(questions=["When do you open?"], answer="At noon.")]
-    with pytest.raises(ConfigurationError, match="threshold compares embeddings: give embed, too"):
-        FaqAnswers(entries, threshold=0.92)
-    with pytest.raises(ConfigurationError, match="threshold must be from 0 to 1, got 92"):
-        FaqAnswers(entries, threshold=92, embed=all_alike)
-
-
 @pytest.mark.parametrize(("threshold", "answer"), [(0.9, "At noon."), (None, None), (0.96, None)])
 async def test_threshold_decides_how_alike_embeddings_must_be(
     threshold: float | None, answer: str | None

@@ -27,13 +27,12 @@ from pipecat.services.anthropic.llm import AnthropicLLMService
 from pipecat.services.google.llm import GoogleLLMService
 from pipecat.services.openai.llm import OpenAILLMService
 
-from pipecat_hedge import ExactAnswers, FaqAnswers, HedgedLLMService, HedgePolicy, TokenBudget
+from pipecat_hedge import ExactAnswers, FaqAnswers, HedgePolicy, TokenBudget
 from pipecat_hedge.answers import FaqEntry, store
-from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.service.known_answers import Question
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.vllm import VLLMService
-from tests.service.builders import Tool, racing, said, scripted
+from tests.service.builders import Tool, racing, said
 from tests.support.line import Line
 
 pytestmark = pytest.mark.virtual_time
@@ -304,9 +303,3 @@ async def test_source_that_fails_costs_no_answer() -> None:
             await line.ask()
         await line.report(2)
     assert (asked_of(line), line.text) == ([1, 0], "Hello, caller." * 2)
-    with pytest.raises(ConfigurationError, match="answers must be objects with name, find and"):
-        HedgedLLMService([scripted()], answers=["faq.toml"])  # type: ignore[list-item]
-    with pytest.raises(ConfigurationError, match="ttl_secs must be positive"):
-        ExactAnswers(0)
-    with pytest.raises(ConfigurationError, match="path and redis_url exclude each other"):
-        ExactAnswers(60, path="answers.sqlite", redis_url="redis://localhost")

@@ -15,10 +15,10 @@ from tests.support.simulated import close, simulated
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 FAULTS = ("429", "529", "500", "reset", "hang", "cut", "empty", "error_in_band")
-PLACES, CALLERS, TURNS = ("eu", "us"), 20, 25
+PLACES, CALLERS, TURNS = ("eu", "us"), 20, 12
 
 
-async def test_thousand_turns_with_faults_stay_in_their_jurisdictions() -> None:
+async def test_hundreds_of_turns_with_faults_stay_in_their_jurisdictions() -> None:
     async with Simulator(port=0, seed=1) as eu, Simulator(port=0, seed=2) as us:
         sims = dict(zip(PLACES, (eu, us), strict=True))
         callers = [
@@ -27,7 +27,7 @@ async def test_thousand_turns_with_faults_stay_in_their_jurisdictions() -> None:
             for fault in itertools.islice(itertools.cycle(FAULTS), CALLERS)
         ]
         outcomes = [outcome for each in await asyncio.gather(*callers) for outcome in each]
-        assert len(outcomes) == 1_000
+        assert len(outcomes) == len(PLACES) * CALLERS * TURNS
         assert outcomes.count("answered") > 0.95 * len(outcomes)
         for place, sim in sims.items():
             # One that is withdrawn before its body was read names no model.

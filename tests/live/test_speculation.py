@@ -14,13 +14,11 @@ from tests.support.simulated import line_to, simulated
 
 pytestmark = pytest.mark.live
 
-TIMES = 20
+TIMES = 9
 
 
 @pytest.mark.parametrize("wire", ["openai", "anthropic", "google"])
-async def test_twenty_withdrawn_speculations_leave_nothing_behind(
-    wire: str, sim: Simulator
-) -> None:
+async def test_withdrawn_speculations_leave_nothing_behind(wire: str, sim: Simulator) -> None:
     """Before the first token, while tokens come, and when the answer is whole."""
     members = [
         simulated(wire, sim, "fixed@ttft=0.1,tps=40,answer=We are open."),

@@ -139,7 +139,7 @@ async def race_losers(pace: float = 1.0) -> Comparison:
     arm = Arm("hedged", ("p1", "p2"), HedgePolicy.race(2))
     with ProviderProcess(seed=1) as one, ProviderProcess(seed=2) as two:
         targets = {
-            "p1": Target(one.openai_url, model("fixed", ttft=WINNER_SECS, tps=8)),
+            "p1": Target(one.openai_url, model("fixed", ttft=WINNER_SECS, tps=40)),
             "p2": Target(two.openai_url, model("fixed", ttft=0.6, tps=5)),
         }
         async with side_by_side([arm], targets, callers=1, think_secs=(0.0, 0.02)) as run:

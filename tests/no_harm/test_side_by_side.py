@@ -23,11 +23,10 @@ pytestmark = [pytest.mark.realtime, pytest.mark.timeout(240)]
 @pytest.mark.parametrize(
     ("name", "pace"),
     [
-        ("blip", 1.0),
-        ("thinking", 0.6),
-        ("neighbours", 1.0),
+        ("blip", 0.7),
+        ("neighbours", 0.6),
         ("blocked_loop", 0.6),
-        ("busy_loop", 1.0),
+        ("busy_loop", 0.7),
     ],
 )
 def test_nothing_is_worse_than_with_the_bare_service(name: str, pace: float) -> None:

@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 
 from pipecat_hedge import AttemptReport, Slo, TurnReport
 from pipecat_hedge.policy.slo_outcome import classify
-from pipecat_hedge.race import ConfigurationError
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"ttft_secs": 0}, "ttft_secs must be a positive number of seconds"),
-        ({"voice_to_voice_secs": "1"}, "voice_to_voice_secs must be a positive number"),
-        ({"ttft_secs": True}, "ttft_secs must be a positive number"),
-        ({"ttft_secs": math.nan}, "ttft_secs must be a positive number"),
-        ({"ttft_secs": math.inf}, "ttft_secs is infinite: write None"),
-        ({"share": 1}, "share must be above 0 and below 1"),
-        ({"share": True}, "share must be above 0 and below 1"),
-    ],
-)
-def test_invalid_slo_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        Slo(**fields)
-
 
 ATTEMPT = AttemptReport("a", None, 0.0, "primary", 0.3, 2.0, "won", None, 10, 10, False, None)
 NEVER: dict[str, Any] = {"ttft_secs": None, "ttfs_secs": None, "winner": None}

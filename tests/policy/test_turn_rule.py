@@ -10,8 +10,7 @@ from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
 from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge import HedgePolicy
-from pipecat_hedge.policy import Adaptive, OnlyOnFailure, Rule, TurnFacts
-from pipecat_hedge.race import ConfigurationError
+from pipecat_hedge.policy import OnlyOnFailure, Rule, TurnFacts
 from pipecat_hedge.testing import Say, Wait
 from tests.service.builders import asked, logged, racing, scripted
 from tests.support.line import Line
@@ -73,19 +72,3 @@ async def test_turn_without_a_usable_rule_is_answered_without_hedges(rule_for: A
         )
     assert line.text == "Yes."
     assert any("policy mine: rule_for" in text for text in warnings)
-
-
-@pytest.mark.parametrize("rule", [None, "adaptive", OnlyOnFailure])
-def test_object_that_is_no_rule_is_refused(rule: Any) -> None:
-    with pytest.raises(ConfigurationError, match="rule must have next_launch"):
-        HedgePolicy(rule, "mine")
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("budget", -0.5), ("budget", float("nan")), ("min_saving_secs", -1), ("order", "lerned")],
-)
-def test_rule_of_an_adaptive_policy_is_checked(field: str, value: Any) -> None:
-    values = {"budget": 0.1, "min_saving_secs": 0.1, "target_ttft_secs": None, "order": "given"}
-    with pytest.raises(ConfigurationError, match=field):
-        Adaptive(**(values | {field: value}))

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
-from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.retrieval import Document, FolderRetriever
 
 
@@ -22,11 +19,6 @@ async def test_best_passage_comes_first_and_unrelated_ones_do_not(tmp_path: Path
     ]
     assert (await retriever.retrieve("when do you close on sunday"))[0].source == "hours.md"
     assert await retriever.retrieve("xylophone") == []
-
-
-def test_folder_without_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"has no text: put files \*\.md"):
-        FolderRetriever(tmp_path)
 
 
 async def test_what_is_no_text_of_the_folder_is_skipped_with_one_warning(

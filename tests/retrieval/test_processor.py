@@ -27,7 +27,6 @@ from pipecat.turns.user_stop import SpeechTimeoutUserTurnStopStrategy
 from pipecat.turns.user_turn_strategies import EagerUserTurnStrategies, UserTurnStrategies
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, TurnReport
-from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.retrieval import Document, RetrievalProcessor, RetrievalReport, Retriever
 from pipecat_hedge.testing import Say, ScriptedLLMService
 from pipecat_hedge.voice import EagerStopStrategy
@@ -284,14 +283,3 @@ async def test_final_transcript_waits_for_no_predicted_one() -> None:
     _, (report,) = await call(Library(NEVER), *events, strategies=strategies, turns=turns)
     assert report.waited_secs == pytest.approx(0.25)
     assert [turn.outcome for turn in turns] == ["answered"]
-
-
-def test_invalid_arguments_name_the_remedy() -> None:
-    for options, message in (
-        ({"retriever": "documents"}, "retriever must have a method"),
-        ({"retriever": []}, "retriever is empty"),
-        ({"retriever": Library(1), "deadline_secs": 0}, "deadline_secs must be positive"),
-        ({"retriever": Library(1), "policy": HedgePolicy.adaptive()}, "must have a fixed rule"),
-    ):
-        with pytest.raises(ConfigurationError, match=message):
-            RetrievalProcessor(**options)  # type: ignore[arg-type]

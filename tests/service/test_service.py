@@ -39,7 +39,7 @@ from pipecat_hedge import (
     HedgePolicy,
     Provider,
 )
-from pipecat_hedge.race import ConfigurationError, DrainedAnswer
+from pipecat_hedge.race import DrainedAnswer
 from pipecat_hedge.service import CONTINUE
 from pipecat_hedge.service.provider_client import _read_response
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
@@ -482,15 +482,6 @@ async def test_tokens_and_costs_are_reported() -> None:
     assert lost.usd is not None
     assert lost.usd > 0
     assert unpriced.usd is None
-
-
-@pytest.mark.parametrize(
-    ("name", "policy"), [("stall_secs", "adaptive"), ("budget", "adaptive"), ("seconds", "after")]
-)
-def test_policy_argument_is_referred_to_the_policy(name: str, policy: str) -> None:
-    expected = rf"{name} belongs to HedgePolicy: write policy=HedgePolicy.{policy}\({name}=...\)"
-    with pytest.raises(ConfigurationError, match=expected):
-        HedgedLLMService([scripted()], **{name: 1})  # pyright: ignore[reportArgumentType]
 
 
 # ---- losers that run on

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pipecat.frames.frames import InterruptionFrame
 
-from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, ProviderStats, Slo, TurnReport
-from pipecat_hedge.race import ConfigurationError
+from pipecat_hedge import (
+    FillerProcessor,
+    HedgedLLMService,
+    HedgePolicy,
+    Provider,
+    ProviderStats,
+    Slo,
+    TurnReport,
+)
 from pipecat_hedge.telemetry.slo_tracker import (
     MAX_SLOS,
     SLOTS,
@@ -22,8 +29,8 @@ from pipecat_hedge.telemetry.slo_tracker import (
 )
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
 from tests.service.builders import asked, racing, scripted
+from tests.support.call import SPEAKS, PhoneCall
 from tests.support.line import Line
-from tests.voice.test_turn_latency import Phone
 
 pytestmark = pytest.mark.virtual_time
 
@@ -84,9 +91,8 @@ async def test_sessions_of_a_tier_count_together() -> None:
 @pytest.mark.parametrize("script", [[Wait(4.0), Say("Yes. We are open.")], FAILS])
 async def test_fillers_and_fallbacks_keep_no_voice_to_voice_slo(script: list[Step]) -> None:
     llm = service(script)
-    async with Phone(llm, fillers=True) as phone:
-        await phone.speak()
-        turn = await phone.answered()
+    async with PhoneCall(llm, fillers=FillerProcessor(not_before_turn=1)) as call:
+        turn = await call.speak()
     assert turn.first_sound_secs is not None
     assert counted(llm)["voice_to_voice"] == (1, 1)
 
@@ -94,11 +100,8 @@ async def test_fillers_and_fallbacks_keep_no_voice_to_voice_slo(script: list[Ste
 @pytest.mark.parametrize(("after_secs", "turns"), [(0.3, 0), (3.0, 1)])
 async def test_caller_who_speaks_again(after_secs: float, turns: int) -> None:
     llm = service(SILENT, PROMPT)
-    async with Phone(llm) as phone:
-        await phone.speak()
-        await asyncio.sleep(after_secs)
-        await phone.line.interrupt()
-        await phone.answered(3.0)
+    async with PhoneCall(llm) as call:
+        await call.play(*SPEAKS, after_secs, InterruptionFrame, 3.0)
     assert counted(llm)["voice_to_voice"] == (turns, turns)
 
 
@@ -108,10 +111,6 @@ async def test_slo_of_the_policy_is_tracked() -> None:
     assert llm.slo == Slo(ttft_secs=0.5)
     assert {s.within_secs for s in llm.slo_status()} == {0.5, 1.2, 1.5}
     assert service(PROMPT, slo=None).slo_status() == ()
-    with pytest.raises(ConfigurationError, match=r"but the policy states .*: give both the same"):
-        service(PROMPT, slo=Slo(), policy=policy)
-    with pytest.raises(ConfigurationError, match=r"slo must be a Slo, got 0\.8: write Slo"):
-        service(PROMPT, slo=0.8)
 
 
 async def test_slo_of_the_policy_moves_no_hedge() -> None:

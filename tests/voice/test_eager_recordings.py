@@ -18,11 +18,11 @@ from pipecat_hedge.testing import Call as CallTool
 from pipecat_hedge.testing import Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.voice import EagerStopStrategy
 from tests.retrieval.test_processor import Library
+from tests.support.call import PhoneCall
 from tests.support.recorded_calls import Event, RecordedCall, events, recorded_calls
-from tests.voice.test_turn_taking import conversation
 
 ANSWER: list[Step] = [Wait(0.5), Say("Till nine.")]
-CALLING: list[Step] = [Wait(0.1), CallTool("book_table", {})]
+CALLING: list[Step] = [Wait(0.1), CallTool("look_up")]
 
 
 @pytest.fixture
@@ -70,18 +70,13 @@ async def hear(
             stop = EagerStopStrategy(stop, is_ready=retrieval.is_ready_for)
     elif is_eager:
         stop = EagerStopStrategy(stop)
-    reports: list[TurnReport] = []
     llm = HedgedLLMService([make(ANSWER)], policy=HedgePolicy.fallback())
-
-    @llm.event_handler("on_turn_report")
-    async def on_turn_report(_: object, report: TurnReport) -> None:
-        reports.append(report)
-
-    strategies = UserTurnStrategies(stop=[stop])
-    heard, messages, tools = await conversation(llm, strategies, events, before=before)
-    answers = [at for at, what in heard if "Till nine" in what]
-    asked = " ".join(m["content"] for m in messages if m["role"] == "user")
-    return Heard(answers[-1], asked, reports, tools)
+    async with PhoneCall(llm, strategies=UserTurnStrategies(stop=[stop]), before=before) as call:
+        await call.play(*events)
+        await call.end_at(20.0)
+    asked = " ".join(m["content"] for m in call.messages if m["role"] == "user")
+    answered_at = [at for at, what in call.heard if "Till nine" in what][-1]
+    return Heard(answered_at, asked, call.line.reports, call.tools)
 
 
 @pytest.mark.virtual_time
@@ -122,5 +117,5 @@ async def test_no_tool_runs_before_a_recorded_turn_has_ended(recorded: list[Reco
         told = events(said, activity, 0.5)
         usual = await hear(told, Booking)
         eager = await hear(told, Booking, is_eager=True)
-        assert eager.tools == usual.tools == ["book_table"]
+        assert eager.tools == usual.tools == ["look_up"]
         assert eager.answer_secs <= usual.answer_secs + 1e-6

@@ -12,9 +12,6 @@ from pipecat.frames.frames import (
     SpeechControlParamsFrame,
     StartFrame,
     STTMetadataFrame,
-    TranscriptionFrame,
-    VADUserStartedSpeakingFrame,
-    VADUserStoppedSpeakingFrame,
 )
 from pipecat.turns.user_stop import BaseUserTurnStopStrategy, SpeechTimeoutUserTurnStopStrategy
 from pipecat.turns.user_turn_strategies import (
@@ -22,25 +19,19 @@ from pipecat.turns.user_turn_strategies import (
     default_user_turn_stop_strategies,
 )
 
-from pipecat_hedge import HedgedLLMService, HedgePolicy, TurnReport
+from pipecat_hedge import HedgedLLMService, HedgePolicy
 from pipecat_hedge.testing import Call, Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.voice import EagerStopStrategy
-from tests.voice.test_turn_taking import conversation
+from tests.support.call import VAD_ON, Event, PhoneCall, vad_off, words
 
 pytestmark = pytest.mark.virtual_time
 
-Event = Frame | float
 ANSWER: list[Step] = [Wait(0.5), Say("Till nine.")]
 MISSED: list[Step] = [Wait(0.5), Say("Never heard.")]
-ON, OFF = VADUserStartedSpeakingFrame, VADUserStoppedSpeakingFrame
 
 
 def interim(text: str = "are you open") -> Frame:
     return InterimTranscriptionFrame(text, "caller", "now")
-
-
-def final(text: str = "Are you open?") -> Frame:
-    return TranscriptionFrame(text, "caller", "now", finalized=True)
 
 
 def ends() -> SpeechTimeoutUserTurnStopStrategy:
@@ -49,51 +40,46 @@ def ends() -> SpeechTimeoutUserTurnStopStrategy:
 
 async def call(
     stop: BaseUserTurnStopStrategy, events: Sequence[Event], scripts: Sequence[list[Step]]
-) -> tuple[float, list[TurnReport], list[Any], list[str]]:
-    """When the answer was heard, the turns, the conversation, and the tools that ran."""
-    reports: list[TurnReport] = []
+) -> tuple[float, list[str], list[Any], list[str]]:
+    """When the answer came, the turns' outcomes, the conversation, and the tools that ran."""
     llm = HedgedLLMService([ScriptedLLMService(*scripts)], policy=HedgePolicy.fallback())
-
-    @llm.event_handler("on_turn_report")
-    async def on_turn_report(_: object, report: TurnReport) -> None:
-        reports.append(report)
-
-    metadata = STTMetadataFrame(service_name="stt", ttfs_p99_latency=1.2)
-    heard, messages, ran = await conversation(
-        llm, UserTurnStrategies(stop=[stop]), [metadata, *events]
-    )
-    assert "Never heard" not in str(heard) + str(messages)
+    async with PhoneCall(llm, strategies=UserTurnStrategies(stop=[stop])) as call:
+        await call.play(STTMetadataFrame(service_name="stt", ttfs_p99_latency=1.2), *events)
+        await call.end_at(20.0)
+    messages = call.messages
+    assert "Never heard" not in str(call.heard) + str(messages)
     assert messages[-1] == {"role": "assistant", "content": "Till nine."}
-    return next(at for at, what in heard if "Till nine" in what), reports, messages, ran
+    answered_at = next(at for at, what in call.heard if "Till nine" in what)
+    return answered_at, [report.outcome for report in call.line.reports], messages, call.tools
 
 
 @pytest.mark.parametrize("final_secs", [0.2, 0.4, 1.0])
 async def test_answer_begins_while_the_final_transcript_is_awaited(final_secs: float) -> None:
-    events = [ON(), 0.9, interim(), 0.1, OFF(), final_secs, final()]
+    events = [VAD_ON, 0.9, interim(), 0.1, vad_off, final_secs, words()]
     usual, _, remembered, _ = await call(ends(), events, [ANSWER])
-    eager, reports, messages, _ = await call(EagerStopStrategy(ends()), events, [ANSWER])
+    eager, outcomes, messages, _ = await call(EagerStopStrategy(ends()), events, [ANSWER])
     assert usual == pytest.approx(1.0 + final_secs + 0.5)
     assert eager == pytest.approx(1.0 + max(final_secs, 0.5))
     assert messages == remembered
-    assert [report.outcome for report in reports] == ["answered"]
+    assert outcomes == ["answered"]
 
 
-PAUSED = [ON(), 0.9, interim("are you"), 0.1, OFF(), 0.3, ON(), 0.9, interim(), 0.1, OFF()]
+PAUSED = [VAD_ON, 0.9, interim("are you"), 0.1, vad_off, 0.3, VAD_ON, 0.9, interim(), 0.1, vad_off]
 
 
 @pytest.mark.parametrize(
     ("events", "withdrawn"),
     [
-        pytest.param([*PAUSED, 0.4, final()], 1, id="the caller goes on after a pause"),
+        pytest.param([*PAUSED, 0.4, words()], 1, id="the caller goes on after a pause"),
         pytest.param(
-            [ON(), 0.9, interim("are you closed"), 0.1, OFF(), 0.4, final()], 1, id="misheard"
+            [VAD_ON, 0.9, interim("are you closed"), 0.1, vad_off, 0.4, words()], 1, id="misheard"
         ),
         pytest.param(
-            [ON(), 0.9, interim("are you"), 0.1, OFF(), 0.1, interim(), 0.3, final()],
+            [VAD_ON, 0.9, interim("are you"), 0.1, vad_off, 0.1, interim(), 0.3, words()],
             1,
             id="the last word is recognised after the end of speech",
         ),
-        pytest.param([ON(), 1.0, OFF(), 0.4, final()], 0, id="without interim transcripts"),
+        pytest.param([VAD_ON, 1.0, vad_off, 0.4, words()], 0, id="without interim transcripts"),
     ],
 )
 async def test_answer_to_another_transcript_is_never_heard(
@@ -101,19 +87,19 @@ async def test_answer_to_another_transcript_is_never_heard(
 ) -> None:
     scripts = [*[MISSED] * withdrawn, ANSWER]
     usual, _, remembered, _ = await call(ends(), events, [ANSWER])
-    eager, reports, messages, _ = await call(EagerStopStrategy(ends()), events, scripts)
+    eager, outcomes, messages, _ = await call(EagerStopStrategy(ends()), events, scripts)
     assert eager <= usual
     assert messages == remembered
-    assert [r.outcome for r in reports] == [*["withdrawn"] * withdrawn, "answered"]
+    assert outcomes == [*["withdrawn"] * withdrawn, "answered"]
 
 
 async def test_pauses_cost_three_speculations_at_most() -> None:
     events: list[Event] = []
-    for words in range(1, 9):
-        events += [ON(), 0.4, interim("and " * words), 0.1, OFF(), 0.05]
-    events += [ON(), 0.4, interim(), 0.1, OFF(), 0.4, final()]
-    _, reports, _, _ = await call(EagerStopStrategy(ends()), events, [*[MISSED] * 3, ANSWER])
-    assert [report.outcome for report in reports] == [*["withdrawn"] * 3, "answered"]
+    for count in range(1, 9):
+        events += [VAD_ON, 0.4, interim("and " * count), 0.1, vad_off, 0.05]
+    events += [VAD_ON, 0.4, interim(), 0.1, vad_off, 0.4, words()]
+    _, outcomes, _, _ = await call(EagerStopStrategy(ends()), events, [*[MISSED] * 3, ANSWER])
+    assert outcomes == [*["withdrawn"] * 3, "answered"]
 
 
 async def test_pipecats_turn_analyser_ends_turns_by_default() -> None:
@@ -136,8 +122,8 @@ async def test_pipecats_turn_analyser_ends_turns_by_default() -> None:
 
 
 async def test_no_tool_runs_early() -> None:
-    events = [ON(), 0.9, interim(), 0.1, OFF(), 1.0, final()]
-    calls: list[Step] = [Wait(0.2), Call("book_table", {})]
-    _, reports, _, ran = await call(EagerStopStrategy(ends()), events, [calls, calls, ANSWER])
-    assert ran == ["book_table"]
-    assert [r.outcome for r in reports] == ["withdrawn", "answered_with_tools", "answered"]
+    events = [VAD_ON, 0.9, interim(), 0.1, vad_off, 1.0, words()]
+    calls: list[Step] = [Wait(0.2), Call("look_up")]
+    _, outcomes, _, ran = await call(EagerStopStrategy(ends()), events, [calls, calls, ANSWER])
+    assert ran == ["look_up"]
+    assert outcomes == ["withdrawn", "answered_with_tools", "answered"]

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
 from pipecat.frames.frames import (
-    Frame,
     InterruptionFrame,
     LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
@@ -25,118 +23,54 @@ from pipecat.frames.frames import (
     TTSStartedFrame,
     TTSTextFrame,
 )
-from pipecat.processors.aggregators.llm_context import LLMContext
-from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
-from pipecat.services.llm_service import FunctionCallParams, LLMService
-from pipecat.services.settings import TTSSettings
-from pipecat.services.tts_service import TTSService
-from pipecat.turns.user_turn_strategies import EagerUserTurnStrategies
+from pipecat.services.llm_service import LLMService
+from pipecat.turns.user_turn_strategies import EagerUserTurnStrategies, UserTurnStrategies
 
 from pipecat_hedge import (
     FillerProcessor,
     HedgedLLMService,
-    HedgeError,
     HedgePolicy,
     ProviderStats,
-    TurnReport,
 )
 from pipecat_hedge.providers import Backend, SurvivalCurve
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.voice.filler_playback import FillerFrame
 from pipecat_hedge.voice.filler_policy import FillerDecision, FillerRule
+from tests.support.call import CHUNK, STARTED, STOPPED, PhoneCall, Voice, eager, words
 from tests.support.line import Line
-from tests.voice.test_turn_taking import committed, conversation, eager, started, stopped
 
 pytestmark = pytest.mark.virtual_time
 
 ANSWER = "We are open till nine."
 SLOW: list[Step] = [Wait(2.5), Say(ANSWER)]
 USUAL: list[Step] = [Wait(0.4), Say(ANSWER)]
-RATE = 16000
 
 
-class Voice(TTSService):
-    """Takes ``delay_secs`` to the first audio of each text, and notes what has sounded and when."""
-
-    def __init__(self, delay_secs: float = 0.1, **kwargs: Any):
-        super().__init__(
-            sample_rate=RATE,
-            push_start_frame=True,
-            push_stop_frames=True,
-            stop_frame_timeout_s=3.0,
-            settings=TTSSettings(model=None, voice=None, language=None),
-            **kwargs,
-        )
-        self._delay_secs = delay_secs
-        self.audio_secs = 0.1
-        self.asked: list[tuple[float, str]] = []
-
-    async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame, None]:
-        self.asked.append((asyncio.get_running_loop().time(), text))
-        self.create_task(self._speak(text, context_id), f"speak {text}")
-        yield None  # type: ignore[misc]
-
-    async def _speak(self, text: str, context_id: str) -> None:
-        await asyncio.sleep(self._delay_secs)
-        audio = TTSAudioRawFrame(
-            b"\1\1" * round(self.audio_secs * RATE), RATE, 1, context_id=context_id
-        )
-        await self.append_to_audio_context(context_id, audio)
-        await self.remove_audio_context(context_id)
-
-
-class Conversation:
-    """A call: an LLM, fillers and a voice; a conversation that is remembered."""
+class FilledCall(PhoneCall):
+    """A call with fillers."""
 
     def __init__(
         self,
         llm: LLMService[Any],
         *,
         voice: Voice | None = None,
-        context: LLMContext | None = None,
+        tool_secs: float = 0.0,
+        strategies: UserTurnStrategies | None = None,
         **options: Any,
     ):
-        options.setdefault("rng", random.Random(1))
-        self.voice = voice or Voice()
-        self.fillers = FillerProcessor(**options)
-        self.context = context or LLMContext()
-        aggregators = LLMContextAggregatorPair(self.context)
-        self.line = Line(
-            llm,
-            before=[aggregators.user()],
-            processors=[self.fillers, self.voice],
-            after=[aggregators.assistant()],
+        self.fillers = FillerProcessor(**{"rng": random.Random(1), **options})
+        super().__init__(
+            llm, voice=voice, fillers=self.fillers, tool_secs=tool_secs, strategies=strategies
         )
-
-    async def __aenter__(self) -> Conversation:
-        await self.line.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: Any) -> None:
-        await self.line.__aexit__(*error)
-
-    async def ask(self, times: int = 1, gap_secs: float = 20.0) -> float:
-        """Ask; returns when the last question was asked, once all has been answered."""
-        asked = 0.0
-        for _ in range(times):
-            asked = asyncio.get_running_loop().time()
-            self.context.add_message({"role": "user", "content": "Are you open?"})
-            await self.line.ask(context=self.context)
-            await asyncio.sleep(gap_secs)
-        return asked
 
     @property
     def spoken(self) -> list[str]:
+        """The fillers, and what else the bot said before its answers."""
         return [text for _, text in self.voice.asked if text != ANSWER]
 
-    def filler_at(self, asked: float) -> float:
-        """When the first filler since was spoken."""
-        return next(at for at, text in self.voice.asked if text != ANSWER and at >= asked) - asked
-
-    @property
-    def remembered(self) -> list[str]:
-        told = [cast(dict[str, Any], message) for message in self.context.messages]
-        return [m["content"] for m in told if m["role"] == "assistant" and "content" in m]
+    def spoken_at(self, asked: float = 0.0) -> list[float]:
+        """When the fillers since were spoken."""
+        return [at - asked for at, text in self.voice.asked if text != ANSWER and at >= asked]
 
 
 def hedged(*scripts: Sequence[Step], **options: Any) -> HedgedLLMService:
@@ -151,13 +85,13 @@ def bare(*scripts: Sequence[Step]) -> LLMService[Any]:
 @pytest.mark.parametrize("make", [hedged, bare])
 async def test_slow_answer_is_bridged(make: Callable[..., LLMService[Any]]) -> None:
     """From the second turn on, as soon as it may be; the answer follows whole."""
-    async with Conversation(make(SLOW)) as call:
+    async with FilledCall(make(SLOW)) as call:
         await call.ask()
         assert call.spoken == [], "not in the first turn"
-        assert 0.8 <= call.filler_at(await call.ask()) < 2.0
+        assert 0.8 <= call.spoken_at(await call.ask())[0] < 2.0
         await call.ask(10)
         asked = await call.ask()
-        assert call.filler_at(asked) == pytest.approx(0.8, abs=0.01)
+        assert call.spoken_at(asked)[0] == pytest.approx(0.8, abs=0.01)
     assert len(call.spoken) == 12
     assert all(one != other for one, other in zip(call.spoken, call.spoken[1:], strict=False))
     assert [text for _, text in call.voice.asked if text == ANSWER] == [ANSWER] * 13
@@ -166,7 +100,7 @@ async def test_slow_answer_is_bridged(make: Callable[..., LLMService[Any]]) -> N
 
 
 async def test_usual_answer_is_not_bridged() -> None:
-    async with Conversation(hedged(USUAL)) as call:
+    async with FilledCall(hedged(USUAL)) as call:
         await call.ask(60)
     assert call.spoken == []
     reports = call.line.reports
@@ -178,7 +112,7 @@ async def test_usual_answer_is_not_bridged() -> None:
 
 async def test_filler_is_inside_the_answers_frames() -> None:
     """Between its start and its end, told apart from it, and no figure counts it."""
-    async with Conversation(hedged(SLOW)) as call:
+    async with FilledCall(hedged(SLOW)) as call:
         await call.ask(2)
         report = await call.line.report(2)
         kinds = (LLMFullResponseStartFrame, TTSStartedFrame, LLMFullResponseEndFrame)
@@ -194,51 +128,44 @@ async def test_filler_is_inside_the_answers_frames() -> None:
     assert not report.filler.was_cut
 
 
-async def last_of_thirteen(answer_secs: float, **voice: Any) -> tuple[float, TurnReport, Line]:
-    """Slow turns, and one that is answered after so long: when it was asked, and what came."""
-    scripts = [SLOW] * 12 + [[Wait(answer_secs), Say(ANSWER)]]
-    async with Conversation(hedged(*scripts), voice=Voice(**voice)) as call:
-        await call.ask(12)
-        call.line.forget()
-        asked = await call.ask()
-        return asked, await call.line.report(), call.line
-
-
-def sounds(line: Line) -> list[float]:
-    return [at for at, f in line.heard if isinstance(f, TTSAudioRawFrame) and any(f.audio)]
-
-
-@pytest.mark.parametrize("voice_secs", [0.3, 0.6])
-async def test_filler_is_withdrawn_if_the_answer_is_earlier(voice_secs: float) -> None:
-    """Without an error, and the answer is spoken as if there had been none."""
-    asked, report, line = await last_of_thirteen(0.85, delay_secs=voice_secs)
-    assert report.filler is not None
-    assert report.filler.was_cut
-    assert report.filler.spoken_secs == pytest.approx(0.8, abs=0.01)
-    assert report.filler.reason.endswith("; but the answer started")
-    (answer_at,) = sounds(line)
-    assert answer_at - asked == pytest.approx(0.85 + voice_secs, abs=0.02)
-    assert line.errors == []
-
-
 @pytest.mark.parametrize(
-    ("answer_secs", "voice"),
+    ("answer_secs", "voice", "is_cut"),
     [
-        pytest.param(1.2, {"delay_secs": 0.1}, id="it sounds already"),
+        pytest.param(0.85, {"delay_secs": 0.3}, True, id="not sounding yet"),
+        pytest.param(0.85, {"delay_secs": 0.6}, True, id="a slow voice"),
+        pytest.param(1.2, {"delay_secs": 0.1}, False, id="it sounds already"),
         # Such a voice cannot tell whose audio comes in: the rest would count as the answer's.
-        pytest.param(0.85, {"delay_secs": 0.3, "pause_frame_processing": True}, id="whose audio"),
+        pytest.param(
+            *(0.85, {"delay_secs": 0.3, "pause_frame_processing": True}, False), id="whose audio"
+        ),
     ],
 )
-async def test_filler_that_sounds_is_let_finish(answer_secs: float, voice: Any) -> None:
-    _, report, line = await last_of_thirteen(answer_secs, **voice)
-    assert report.filler is not None
-    assert not report.filler.was_cut
-    assert len(sounds(line)) == 2
+async def test_filler_is_withdrawn_before_it_sounds(
+    answer_secs: float, voice: dict[str, Any], is_cut: bool
+) -> None:
+    """Without an error, and the answer is spoken as if there had been none."""
+    scripts = [SLOW] * 12 + [[Wait(answer_secs), Say(ANSWER)]]
+    async with FilledCall(hedged(*scripts), voice=Voice(**voice)) as call:
+        call.voice.audio_secs = call.voice.stream_secs = 0.5
+        asked = await call.ask(13)
+    filler = call.turns[-1].reports[0].filler
+    assert filler is not None
+    assert filler.was_cut is is_cut
+    assert filler.spoken_secs == pytest.approx(0.8, abs=0.01)
+    assert filler.reason.endswith("; but the answer started") is is_cut
+    heard_at = next(
+        at - asked
+        for at, frame in call.line.heard
+        if isinstance(frame, TTSAudioRawFrame) and any(frame.audio) and at > asked
+    )
+    sounds_secs = (answer_secs if is_cut else 0.8) + voice["delay_secs"]
+    assert heard_at == pytest.approx(sounds_secs + CHUNK, abs=0.02)
+    assert call.line.errors == []
 
 
 async def test_interruption_ends_the_wait() -> None:
     """Nothing is said to who speaks; the next turn works."""
-    async with Conversation(hedged(SLOW)) as call:
+    async with FilledCall(hedged(SLOW)) as call:
         await call.ask(4)
         said = len(call.spoken)
         asking = asyncio.create_task(call.line.ask(context=call.context))
@@ -259,26 +186,21 @@ async def test_no_filler_while_speculating(answer_secs: float, filled: bool) -> 
     wait = Backend("scripted:gpt-4.1", "gpt-4.1", measures="wait")
     for _ in range(200):
         stats.record_wait(wait, answer_secs, None)
-    voice = Voice()
-    fillers = FillerProcessor(not_before_turn=1, stats=stats)
-    await conversation(
-        hedged([Wait(answer_secs), Say(ANSWER)]),
-        EagerUserTurnStrategies(),
-        [started(), 1.0, eager(), 3.2, stopped(), committed()],
-        [fillers, voice],
-    )
-    spoken = [at for at, text in voice.asked if text != ANSWER]
-    assert bool(spoken) is filled
-    assert all(at > 4.2 + 0.7 for at in spoken), "not before the turn was confirmed"
-    assert ANSWER in [text for _, text in voice.asked]
+    llm = hedged([Wait(answer_secs), Say(ANSWER)])
+    options: dict[str, Any] = {"not_before_turn": 1, "stats": stats}
+    async with FilledCall(llm, strategies=EagerUserTurnStrategies(), **options) as call:
+        await call.play(STARTED, 1.0, eager, 3.2, STOPPED, words, 16.0)
+    assert bool(call.spoken) is filled
+    assert all(at > 4.2 + 0.7 for at in call.spoken_at()), "not before the turn was confirmed"
+    assert ANSWER in [text for _, text in call.voice.asked]
 
 
 async def test_fillers_do_not_overlap() -> None:
     """Though no time is asked for between two of them."""
     options: dict[str, Any] = {"per_turn": 3, "every_secs": 0.0}
-    async with Conversation(hedged([Wait(12.0), Say(ANSWER)]), **options) as call:
+    async with FilledCall(hedged([Wait(12.0), Say(ANSWER)]), **options) as call:
         await call.ask(12, gap_secs=30.0)
-    spoken = [at for at, text in call.voice.asked if text != ANSWER]
+    spoken = call.spoken_at()
     assert len(spoken) > 12
     assert all(later - at > 0.7 for at, later in itertools.pairwise(spoken))
 
@@ -286,7 +208,7 @@ async def test_fillers_do_not_overlap() -> None:
 async def test_long_wait_has_a_second_filler() -> None:
     """If it is allowed, with the least time between."""
     dead: list[Step] = [Wait(29.0), Say(ANSWER)]
-    async with Conversation(hedged(dead), per_turn=2, every_secs=6.0) as call:
+    async with FilledCall(hedged(dead), per_turn=2, every_secs=6.0) as call:
         await call.ask(8)
         call.voice.asked.clear()
         asked = await call.ask()
@@ -297,20 +219,6 @@ async def test_long_wait_has_a_second_filler() -> None:
 # ---- causes
 
 
-def with_tool(secs: float) -> LLMContext:
-    async def look_up(params: FunctionCallParams) -> None:
-        await asyncio.sleep(secs)
-        await params.result_callback({"open": True})
-
-    return LLMContext(tools=[FunctionSchema("look_up", "Looks up.", {}, [], handler=look_up)])
-
-
-async def ask_for_tools(call: Conversation, times: int) -> None:
-    for _ in range(times):
-        await call.line.ask(context=call.context)
-        await asyncio.sleep(25)
-
-
 LOOKS_UP: list[Step] = [Wait(0.3), Call("look_up")]
 
 
@@ -319,16 +227,15 @@ async def test_slow_tool_is_announced(make: Callable[..., LLMService[Any]]) -> N
     """At once when it is known to be slow, inside the answer that called it."""
     phrases = {"tool": ["I'll look it up."]}
     llm = make(*[LOOKS_UP, USUAL] * 20)
-    async with Conversation(llm, context=with_tool(3.0), phrases=phrases) as call:
-        await ask_for_tools(call, 12)
+    async with FilledCall(llm, tool_secs=3.0, phrases=phrases) as call:
+        await call.ask(12, gap_secs=25)
         call.line.forget()
         call.voice.asked.clear()
-        asked = asyncio.get_running_loop().time()
-        await ask_for_tools(call, 1)
+        asked = await call.ask(gap_secs=25)
         ends = call.line.times(LLMFullResponseEndFrame)
         filler = call.line.times(TTSStartedFrame)[0]
     assert [text for _, text in call.voice.asked] == ["I'll look it up.", ANSWER]
-    assert call.filler_at(asked) == pytest.approx(0.3, abs=0.02)
+    assert call.spoken_at(asked)[0] == pytest.approx(0.3, abs=0.02)
     assert filler <= ends[0]
     assert call.remembered[-1] == ANSWER
     if call.line.reports:
@@ -356,8 +263,8 @@ async def test_tool_is_not_announced(
 ) -> None:
     llm = hedged(*[calls, [Wait(answer_secs), Say(ANSWER)]] * 20)
     phrases = {"tool": ["I'll look it up."]}
-    async with Conversation(llm, context=with_tool(tool_secs), phrases=phrases) as call:
-        await ask_for_tools(call, 14)
+    async with FilledCall(llm, tool_secs=tool_secs, phrases=phrases) as call:
+        await call.ask(14, gap_secs=25)
     assert set(call.spoken) == spoken
 
 
@@ -375,7 +282,7 @@ async def test_hedge_is_counted_on(hedge: list[Step] | None, filled: bool) -> No
         model = "gpt-4.1" if hedge is USUAL else "claude-sonnet-4-6"
         members.append(ScriptedLLMService(hedge, model=model))
         policy = HedgePolicy.after(0.9, stall_secs=None)
-    async with Conversation(HedgedLLMService(members, policy=policy)) as call:
+    async with FilledCall(HedgedLLMService(members, policy=policy)) as call:
         asked = await call.ask(31)
     report = call.line.reports[-1]
     if hedge is USUAL:
@@ -383,7 +290,7 @@ async def test_hedge_is_counted_on(hedge: list[Step] | None, filled: bool) -> No
         assert report.ttft_secs == pytest.approx(1.3)
     assert len(call.spoken) == filled
     if filled:
-        assert 0.8 <= call.filler_at(asked) < 5.0
+        assert 0.8 <= call.spoken_at(asked)[0] < 5.0
         assert report.filler is not None
         assert report.filler.spoken_secs is not None
 
@@ -394,7 +301,7 @@ async def test_failures_have_phrases_of_their_own() -> None:
     slow = ScriptedLLMService(SLOW, model="gpt-4.1")
     llm = HedgedLLMService([broken, slow], policy=HedgePolicy.fallback(2, stall_secs=None))
     phrases = {"slow": ["Hm."], "failing": ["Sorry, bear with me."]}
-    async with Conversation(llm, phrases=phrases) as call:
+    async with FilledCall(llm, phrases=phrases) as call:
         await call.ask(12)
     assert call.spoken[-2:] == ["Hm.", "Sorry, bear with me."]
     report = call.line.reports[-1].filler
@@ -447,26 +354,38 @@ def test_filler_begins_when_it_first_pays(
     assert not any(pays(at) for at in np.arange(begins, at_secs - 1e-6, 0.01))
 
 
-def test_fillers_are_rare() -> None:
+ENDED = SurvivalCurve.of([1.0, 2.0], [0.5, 0.0], 0.1)
+"""A curve that says that nobody waits for longer."""
+LONG = fixed(5.0)
+TWO = FillerRule(per_turn=2)
+
+
+@pytest.mark.parametrize(
+    ("wait", "rule", "known", "decision"),
+    [
+        (LONG, RULE, {"turn": 1}, "no fillers before turn 2"),
+        (LONG, RULE, {"turn": 2}, 0.8),
+        (LONG, RULE, {"fillers": 1}, "1 spoken in this turn, the most per turn"),
+        (LONG, TWO, {"fillers": 1}, 0.8),
+        (LONG, RULE, {"since_filler_secs": 12.5}, 2.5),
+        # At 4.5 s little is left to wait, until the wait is exceptional.
+        (LONG, RULE, {"since_filler_secs": 10.5}, 2 * LONG.quantile(0.998)),
+        (LONG, RULE, {"since_filler_secs": 60.0}, 0.8),
+        # Beyond all observations a wait is exceptional.
+        (fixed(1.0), RULE, {"waited_secs": 9.0}, 9.0),
+        (ENDED, RULE, {"waited_secs": 3.0}, 4.0),
+        (ENDED, RULE, {"waited_secs": 9.0}, 9.0),
+    ],
+)
+def test_fillers_are_rare(
+    wait: SurvivalCurve, rule: FillerRule, known: dict[str, Any], decision: float | str
+) -> None:
     """Not in the first turn, once a turn, and not soon after the last one."""
-    wait = fixed(5.0)
-    assert decided(wait, turn=1) == FillerDecision(None, "no fillers before turn 2")
-    assert decided(wait, turn=2).at_secs == 0.8
-    assert decided(wait, fillers=1).reason == "1 spoken in this turn, the most per turn"
-    assert decided(wait, FillerRule(per_turn=2), fillers=1).at_secs == 0.8
-    assert decided(wait, since_filler_secs=12.5).at_secs == pytest.approx(2.5)
-    late = decided(wait, since_filler_secs=10.5).at_secs
-    assert late is not None
-    assert late > 10, "before that, little is left to wait"
-    assert decided(wait, since_filler_secs=60.0).at_secs == 0.8
-
-
-def test_wait_beyond_all_observations_is_exceptional() -> None:
-    """Also where the curve says that nobody waits so long."""
-    assert decided(fixed(1.0), waited_secs=9.0).at_secs == 9.0
-    ended = SurvivalCurve.of([1.0, 2.0], [0.5, 0.0], 0.1)
-    assert decided(ended, waited_secs=3.0).at_secs == 4.0
-    assert decided(ended, waited_secs=9.0).at_secs == 9.0
+    found = decided(wait, rule, **known)
+    if isinstance(decision, str):
+        assert found == FillerDecision(None, decision)
+    else:
+        assert found.at_secs == pytest.approx(decision)
 
 
 # ---- a sound instead
@@ -475,61 +394,21 @@ def test_wait_beyond_all_observations_is_exceptional() -> None:
 async def test_earcon_replaces_the_phrase(tmp_path: Path) -> None:
     """The bot does not count as speaking."""
     file = tmp_path / "ding.wav"
-    soundfile.write(file, np.full(4800, 1000, np.int16), 48_000)
-    async with Conversation(hedged(SLOW), earcon=file) as call:
+    soundfile.write(file, np.full(24_000, 1000, np.int16), 48_000)
+    async with FilledCall(hedged(SLOW), earcon=file) as call:
         await call.ask(4)
-        sounds = [
-            f for f in call.line.frames(OutputAudioRawFrame) if type(f) is OutputAudioRawFrame
-        ]
     assert call.spoken == []
-    assert len(sounds) == 3
-    assert sounds[0].num_frames / sounds[0].sample_rate == pytest.approx(0.1, abs=0.001)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"after_secs": -1}, "after_secs must be seconds"),
-        ({"margin_secs": float("nan")}, "margin_secs must be seconds"),
-        ({"every_secs": float("inf")}, "every_secs must be seconds"),
-        ({"per_turn": 0}, "per_turn must be a whole number, at least 1, got 0"),
-        ({"not_before_turn": 0}, "not_before_turn must be a whole number, at least 1, got 0"),
-        ({"phrases": "Hm."}, r'phrases must be lists by cause, such as \{"slow"'),
-        ({"phrases": {"slow": ["Hm.", " "]}}, "slow must be a list of phrases, none empty"),
-        ({"phrases": {"late": ["Hm."]}}, "'late' is no cause"),
-        ({"stats": "x"}, "stats must be a ProviderStats, got 'x': write ProviderStats"),
-        ({"rng": 5}, "rng must be a Random, got 5: write random.Random"),
-        ({"after": 1}, r"after is no argument of FillerProcessor: did you mean after_secs\?"),
-        ({"wibble": 1}, "wibble is no argument of FillerProcessor: it takes after_secs, margin_"),
-        ({"earcon": "none.wav"}, r"^earcon: none\.wav: no such file\. Put it .* Or omit it to use"),
-        ({"earcon": "README.md"}, "^earcon: README.md: not an audio file .* Name a WAV .* Or omit"),
-        ({"earcon": ""}, "^earcon must be the path of an audio file, got '': omit it to use"),
-        ({"earcon": b"x"}, "^earcon must be the path of an audio file, got b'x': omit it to use"),
-    ],
-)
-def test_unsuitable_arguments_are_rejected(
-    options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "README.md").write_text("words")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(HedgeError, match=message):
-        FillerProcessor(**options)
-
-
-@pytest.mark.parametrize("rate", [16_000, 24_000])
-@pytest.mark.parametrize("loudest", [None, 0, 20])
-def test_inaudible_earcon_is_rejected(tmp_path: Path, rate: int, loudest: int | None) -> None:
-    """At whatever rate it is: conversion makes silence a little less so."""
-    file = tmp_path / "silence.wav"
-    soundfile.write(file, np.full(0 if loudest is None else rate, loudest or 0, np.int16), rate)
-    with pytest.raises(HedgeError, match=r"^earcon: .*silent or empty. .* omit it to use"):
-        FillerProcessor(earcon=file)
+    assert len([1 for turn in call.turns if turn.first_sound_secs != turn.first_answer_secs]) == 3
+    sounds = [f for f in call.line.frames(OutputAudioRawFrame) if type(f) is OutputAudioRawFrame]
+    assert sum(f.num_frames / f.sample_rate for f in sounds) == pytest.approx(
+        3 * 0.5, abs=6 * CHUNK
+    )
 
 
 async def test_each_filler_is_an_event_and_learned_in_the_registry() -> None:
     stats = ProviderStats()
     events: list[Any] = []
-    async with Conversation(hedged(SLOW), stats=stats) as call:
+    async with FilledCall(hedged(SLOW), stats=stats) as call:
 
         @call.fillers.event_handler("on_filler")
         async def on_filler(_: FillerProcessor, report: Any) -> None:
@@ -537,8 +416,8 @@ async def test_each_filler_is_an_event_and_learned_in_the_registry() -> None:
 
         await call.ask(10)
     assert len(events) == len(call.spoken)
-    async with Conversation(hedged(SLOW), stats=stats, not_before_turn=1) as call:
-        assert call.filler_at(await call.ask()) == pytest.approx(0.8, abs=0.05)
+    async with FilledCall(hedged(SLOW), stats=stats, not_before_turn=1) as call:
+        assert call.spoken_at(await call.ask())[0] == pytest.approx(0.8, abs=0.05)
 
 
 async def test_without_a_voice_nothing_is_said() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from pipecat_hedge.answers.store import open_store
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.policy.arguments import require, require_number
 from pipecat_hedge.service.known_answers import Question
 
 
@@ -44,8 +45,11 @@ class ExactAnswers:
             ConfigurationError: If a number is not positive, both a file and a Redis are named, or
                 redis-py is not installed.
         """
-        if not ttl_secs > 0:
-            raise ConfigurationError(f"ttl_secs must be positive, got {ttl_secs!r}")
+        remedy = "3600 is an hour"
+        require_number(
+            *("ttl_secs", ttl_secs, "positive and finite", remedy), lambda x: 0 < x < math.inf
+        )
+        require("tenant", tenant, str, "write its name", may_be_none=False)
         self._ttl_secs, self._tenant, self._with_tools = ttl_secs, tenant, with_tools
         self._store = open_store(most_mb=most_mb, path=path, redis_url=redis_url)
 

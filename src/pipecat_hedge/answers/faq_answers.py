@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from pipecat_hedge.answers.faq import Embed, Faq, FaqEntry
+from pipecat_hedge.policy.arguments import require_number
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.service.known_answers import Question
 from pipecat_hedge.service.line_log import LineLog
@@ -62,8 +63,8 @@ class FaqAnswers:
             raise ConfigurationError(
                 "threshold compares embeddings: give embed, too, or leave it out"
             )
-        if not 0 <= threshold <= 1:
-            raise ConfigurationError(f"threshold must be from 0 to 1, got {threshold!r}")
+        remedy = f"{THRESHOLD} is the default, 1 is the same question"
+        require_number("threshold", threshold, "from 0 to 1", remedy, lambda x: 0 <= x <= 1)
         self._faq = Faq(entries, embed=embed, synonyms=synonyms)
         self._threshold, self._with_tools, self._today = threshold, with_tools, today
         self._shadow_log = LineLog("shadow_log", shadow_log if shadow else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import threading
 import time
@@ -10,6 +11,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any, Protocol
 
+from pipecat_hedge.policy.arguments import require, require_number
 from pipecat_hedge.race.errors import ConfigurationError, missing_extra
 
 MB = 2**20
@@ -49,8 +51,9 @@ def open_store(
         ConfigurationError: If both a file and a Redis are named, the size is not positive, or
             redis-py is not installed.
     """
-    if not most_mb > 0:
-        raise ConfigurationError(f"most_mb must be positive, got {most_mb!r}")
+    require_number("most_mb", most_mb, "positive", "16.0 is the default", lambda x: x > 0)
+    require("path", path, (str, os.PathLike), "give a file's path, or None for memory")
+    require("redis_url", redis_url, str, "write redis://localhost:6379")
     if path is not None and redis_url is not None:
         raise ConfigurationError("path and redis_url exclude each other: give one of them")
     if redis_url is not None:
@@ -139,9 +142,12 @@ class _Redis:
             from redis.asyncio import Redis
         except ModuleNotFoundError:
             raise missing_extra("redis_url", "redis", "redis") from None
-        self._redis: Any = Redis.from_url(
-            url, socket_timeout=REDIS_SECS, socket_connect_timeout=REDIS_SECS
-        )
+        try:
+            self._redis: Any = Redis.from_url(
+                url, socket_timeout=REDIS_SECS, socket_connect_timeout=REDIS_SECS
+            )
+        except ValueError as error:
+            raise ConfigurationError(f"redis_url: {error}: write redis://localhost:6379") from None
 
     async def get(self, key: str) -> bytes | None:
         return await self._redis.get(REDIS_PREFIX + key)

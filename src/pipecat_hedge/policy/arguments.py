@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipecat_hedge.race.errors import ConfigurationError
@@ -35,20 +35,66 @@ def refuse_unknown(further: Mapping[str, Any], *, owner: type, base: type) -> No
         raise ConfigurationError(f"{name} is no argument of {owner.__name__}: {remedy}")
 
 
-def require(field: str, value: object, kind: type, remedy: str) -> None:
-    """Refuse a value of another type; None is allowed.
+def require(
+    field: str,
+    value: object,
+    kind: type | tuple[type, ...],
+    remedy: str,
+    *,
+    may_be_none: bool = True,
+) -> None:
+    """Refuse a value of another type.
 
     Args:
         field: The argument's name, for the message.
         value: The argument.
-        kind: The required type.
+        kind: The required type, or several.
         remedy: What to write instead, for the message.
+        may_be_none: Whether None is allowed.
 
     Raises:
         ConfigurationError: If the type differs; the message names the argument and the remedy.
     """
-    if value is not None and not isinstance(value, kind):
-        raise ConfigurationError(f"{field} must be a {kind.__name__}, got {value!r}: {remedy}")
+    if not isinstance(value, kind) and not (value is None and may_be_none):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        names = " or ".join(each.__name__ for each in kinds)
+        raise ConfigurationError(f"{field} must be a {names}, got {value!r}: {remedy}")
+
+
+def require_flag(field: str, value: object) -> None:
+    """Refuse what is not True or False: the text "false" would count as True.
+
+    Raises:
+        ConfigurationError: If it is neither; the message names the argument.
+    """
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{field} must be a bool, got {value!r}: write True or False")
+
+
+def require_number(
+    field: str,
+    value: Any,
+    what: str,
+    remedy: str,
+    is_valid: Callable[[float], bool],
+    *,
+    kind: type[int] | tuple[type, ...] = (int, float),
+) -> None:
+    """Refuse what is no number, as text and True, or no valid one.
+
+    Args:
+        field: The argument's name, for the message.
+        value: The argument.
+        what: What it must be, for the message.
+        remedy: What to write instead, for the message.
+        is_valid: Whether a number is; False of NaN, as every comparison is.
+        kind: ``int`` for a whole number.
+
+    Raises:
+        ConfigurationError: If it is invalid; the message names the argument and the remedy.
+    """
+    if not isinstance(value, kind) or isinstance(value, bool) or not is_valid(value):
+        raise ConfigurationError(f"{field} must be {what}, got {value!r}: {remedy}")
 
 
 def _parameters(owner: type) -> list[str]:

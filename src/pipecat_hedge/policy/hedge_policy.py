@@ -20,7 +20,7 @@ from typing import (
     runtime_checkable,
 )
 
-from pipecat_hedge.policy.arguments import require
+from pipecat_hedge.policy.arguments import require, require_flag, require_number
 from pipecat_hedge.policy.slo import Slo, refuse_milliseconds
 from pipecat_hedge.policy.turn_route import TurnRoute
 from pipecat_hedge.race.errors import ConfigurationError
@@ -102,18 +102,13 @@ class Adaptive:
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        budget = self.budget
-        is_number = isinstance(budget, (int, float)) and not isinstance(budget, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
-        if not is_number or not 0 <= budget < math.inf:
-            raise ConfigurationError(
-                f"budget must be a share of turns, not negative, got {budget!r}: "
-                "0.1 is one extra request in ten turns, 0 is none"
-            )
-        _seconds("min_saving_secs", self.min_saving_secs)
+        what, remedy = "a share of turns, not negative", "0.1 is one extra request in ten turns"
+        require_number("budget", self.budget, what, remedy, lambda x: 0 <= x < math.inf)
+        _finite("min_saving_secs", self.min_saving_secs, "0.15 is the default, budget=0 no hedges")
         if self.target_ttft_secs is not None:
-            refuse_milliseconds(
-                "target_ttft_secs", _seconds("target_ttft_secs", self.target_ttft_secs)
-            )
+            remedy = "None is as soon as possible"
+            secs = _finite("target_ttft_secs", self.target_ttft_secs, remedy)
+            refuse_milliseconds("target_ttft_secs", secs)
         _one_of("order", self.order, get_args(Order))
         require("slo", self.slo, Slo, "write Slo(ttft_secs=0.8)")
 
@@ -238,23 +233,24 @@ class HedgePolicy:
             )
         _one_of("commit", self.commit, get_args(Commit))
         _one_of("losers", self.losers, get_args(Losers))
-        if not 0 <= self.drain_share <= 1:
-            raise ConfigurationError(
-                f"drain_share must be from 0 to 1, got {self.drain_share!r}: 0.02 drains the "
-                "losers of one turn in fifty"
-            )
-        for field in ("stall_secs", "silence_secs", "deadline_secs"):
+        remedy = "0.02 drains the losers of one turn in fifty"
+        share = self.drain_share
+        require_number("drain_share", share, "from 0 to 1", remedy, lambda x: 0 <= x <= 1)
+        require_flag("probes", self.probes)
+        for field in ("stall_secs", "silence_secs"):
             if getattr(self, field) is not None:
                 _seconds(field, getattr(self, field))
+        if self.deadline_secs is not None:
+            _finite("deadline_secs", self.deadline_secs, "None is never")
         if self.route is not None and not callable(self.route):
             raise ConfigurationError(
                 f"route must be a function of a turn, got {self.route!r}: write "
                 'ComplexityRouter(simple="small", complex="large")'
             )
-        if self.fallback_text is not None and not str(self.fallback_text).strip():
-            raise ConfigurationError(
-                "fallback_text is empty: give the sentence to say, or None to say nothing"
-            )
+        remedy = "give the sentence to say, or None to say nothing"
+        require("fallback_text", self.fallback_text, str, remedy)
+        if self.fallback_text is not None and not self.fallback_text.strip():
+            raise ConfigurationError(f"fallback_text is empty: {remedy}")
 
     def commits_on(self, output: CommitOn) -> CommitOn:
         """What an attempt must have to win.
@@ -405,6 +401,12 @@ def _seconds(field: str, value: float) -> float:
         raise ConfigurationError(
             f"{field} must not be negative, got {value}: 0 is at once, None is never"
         )
+    return float(value)
+
+
+def _finite(field: str, value: float, remedy: str) -> float:
+    if math.isinf(_seconds(field, value)):
+        raise ConfigurationError(f"{field} is infinite: {remedy}")
     return float(value)
 
 

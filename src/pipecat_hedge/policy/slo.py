@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from pipecat_hedge.policy.arguments import require_number
 from pipecat_hedge.race.errors import ConfigurationError
 
 Objective: TypeAlias = Literal["ttft", "ttfs", "voice_to_voice"]
@@ -56,10 +57,8 @@ class Slo:
             if math.isinf(secs):
                 raise ConfigurationError(f"{name} is infinite: write None for no promise")
             refuse_milliseconds(name, secs)
-        if isinstance(self.share, bool) or not 0 < self.share < 1:
-            raise ConfigurationError(
-                f"share must be above 0 and below 1, as 0.95 for 19 turns in 20, got {self.share!r}"
-            )
+        remedy = "0.95 is 19 turns in 20"
+        require_number("share", self.share, "above 0 and below 1", remedy, lambda x: 0 < x < 1)
 
     def objectives(self) -> Iterator[tuple[Objective, float]]:
         """Yield each objective with its limit in seconds."""

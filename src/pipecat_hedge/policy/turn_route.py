@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from pipecat_hedge.policy.arguments import require_number
 from pipecat_hedge.race.errors import ConfigurationError
 
 
@@ -130,8 +131,11 @@ class ComplexityRouter:
         Raises:
             ConfigurationError: If the threshold is out of range or an expression is invalid.
         """
-        if not 0 <= threshold <= 1:
-            raise ConfigurationError(f"threshold must be from 0 to 1, got {threshold!r}")
+        remedy = "0.3 is the default, 0 finds every turn complex"
+        require_number("threshold", threshold, "from 0 to 1", remedy, lambda x: 0 <= x <= 1)
+        for field, name in (("simple", simple), ("complex", complex)):
+            if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ConfigurationError(f"{field} must be a provider's name, got {name!r}")
         self.simple, self.complex, self.threshold = simple, complex, threshold
         self._reasoning = _compiled("reasoning", reasoning)
         self._correction = _compiled("correction", correction)
@@ -158,8 +162,10 @@ class ComplexityRouter:
 
 def _compiled(field: str, pattern: str | re.Pattern[str]) -> re.Pattern[str]:
     try:
-        return re.compile(pattern, re.IGNORECASE) if isinstance(pattern, str) else pattern
-    except re.error as error:
+        compiled = re.compile(pattern, re.IGNORECASE) if isinstance(pattern, str) else pattern
+        compiled.match("")  # one for bytes cannot
+        return compiled
+    except (re.error, TypeError, AttributeError) as error:
         raise ConfigurationError(f"{field} is no regular expression: {error}") from None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from loguru import logger
 
+from pipecat_hedge.policy.arguments import require_number
 from pipecat_hedge.race.errors import ConfigurationError, missing_extra
 from pipecat_hedge.retrieval.retriever import Document
 
@@ -37,6 +38,8 @@ class FolderRetriever:
         Raises:
             ConfigurationError: If there is no text, or ``bm25s`` is not installed.
         """
+        what, remedy = "a whole number, at least 1", "4 is the default"
+        require_number("documents", documents, what, remedy, lambda x: x >= 1, kind=int)
         try:
             import bm25s
         except ModuleNotFoundError:
@@ -53,9 +56,11 @@ class FolderRetriever:
             )
         self._tokenize, self._language = bm25s.tokenize, language
         self._index = bm25s.BM25()
-        self._index.index(
-            self._tokens([each.text for each in self._documents]), show_progress=False
-        )
+        try:
+            tokens = self._tokens([each.text for each in self._documents])
+        except (ValueError, TypeError) as error:
+            raise ConfigurationError(f"language: {error}: write 'english'") from None
+        self._index.index(tokens, show_progress=False)
         self._most = min(documents, len(self._documents))
 
     async def retrieve(self, query: str) -> Sequence[Document]:

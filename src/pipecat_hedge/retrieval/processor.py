@@ -10,6 +10,7 @@ the final one pass.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from pipecat.frames.frames import (
 from pipecat.processors.aggregators.llm_context import LLMContextMessage
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 
+from pipecat_hedge.policy.arguments import require, require_number
 from pipecat_hedge.policy.hedge_policy import HedgePolicy
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.retrieval.retriever import Document, Retriever, RetrieverRace
@@ -113,8 +115,11 @@ class RetrievalProcessor(FrameProcessor):
         """
         super().__init__(**kwargs)
         for name, value in (("deadline_secs", deadline_secs), ("max_tokens", max_tokens)):
-            if not value > 0:
-                raise ConfigurationError(f"{name} must be positive, got {value!r}")
+            remedy = "leave it out for the default"
+            require_number(name, value, "positive and finite", remedy, lambda x: 0 < x < math.inf)
+        require("policy", policy, HedgePolicy, "write HedgePolicy.after(0.1)")
+        remedy = "give the text before the documents"
+        require("instruction", instruction, str, remedy, may_be_none=False)
         retrievers = retriever if isinstance(retriever, Sequence) else [retriever]
         for each in retrievers:
             if not hasattr(each, "retrieve"):

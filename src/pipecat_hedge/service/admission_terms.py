@@ -32,7 +32,7 @@ def admission_terms(
     usual = SHED_BOUNDS if mode == "shed" else OPEN_BOUNDS
     floor = usual.floor if min_in_flight is None else min_in_flight
     ceiling = usual.ceiling if max_in_flight is None else max_in_flight
-    if max_in_flight is not None and min_in_flight is None and isinstance(max_in_flight, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if min_in_flight is None and type(max_in_flight) is int:
         floor = max(min(floor, max_in_flight), 1)
     return Terms(tier, object(), LimitBounds(floor, ceiling, usual.start), sheds=mode == "shed")
 

@@ -35,7 +35,7 @@ from pipecat.services.llm_service import LLMService
 from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
 
-from pipecat_hedge.policy.arguments import refuse_unknown
+from pipecat_hedge.policy.arguments import refuse_unknown, require, require_flag
 from pipecat_hedge.policy.hedge_policy import HedgePolicy, slo_of
 from pipecat_hedge.policy.slo import Slo
 from pipecat_hedge.providers.loop_lag import is_real
@@ -69,7 +69,6 @@ from pipecat_hedge.service.retract import RetractText, RetractTextFrame
 from pipecat_hedge.service.service_adapter import ServiceAdapter, ToolCalls
 from pipecat_hedge.service.session_options import (
     SessionOptions,
-    check_policy,
     check_policy_arguments,
     check_residency,
     check_settings,
@@ -194,7 +193,11 @@ class HedgedLLMService(HostingLLMService):
             raise ConfigurationError(
                 "llms contains a HedgedLLMService: put its providers into the outer one"
             )
-        check_policy(policy)
+        require("policy", policy, HedgePolicy, "write HedgePolicy.adaptive()")
+        require("stats", stats, ProviderStats, "write ProviderStats()")
+        require("settings", settings, LLMSettings, "write HedgedLLMService.Settings(...)")
+        require_flag("warm", warm)
+        require_flag("own_spans", own_spans)
         check_residency(providers, residency)
         check_policy_arguments(kwargs)
         refuse_unknown(kwargs, owner=HedgedLLMService, base=LLMService)

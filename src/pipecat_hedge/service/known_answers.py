@@ -16,6 +16,7 @@ from pipecat.processors.aggregators.llm_context import LLMContext, LLMSpecificMe
 from pipecat.services.llm_service import LLMService
 from pipecat.utils.types import NotGiven
 
+from pipecat_hedge.policy.arguments import require
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.reports import TurnReport
 from pipecat_hedge.service.provider_client import base_url
@@ -86,11 +87,12 @@ class AnswerSources:
         Raises:
             ConfigurationError: If one lacks a method; the message says what to write.
         """
+        remedy = "write [ExactAnswers(ttl_secs=3600)]"
+        require("answers", sources, (list, tuple), remedy, may_be_none=False)
         for source in sources:
             if not isinstance(source, KnownAnswers):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise ConfigurationError(
-                    f"answers must be objects with name, find and learn, got {source!r}: write "
-                    "[ExactAnswers(ttl_secs=3600)]"
+                    f"answers must be objects with name, find and learn, got {source!r}: {remedy}"
                 )
         self._sources = tuple(sources)
 

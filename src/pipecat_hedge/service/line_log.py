@@ -7,6 +7,7 @@ from pathlib import Path
 
 from loguru import logger
 
+from pipecat_hedge.policy.arguments import require
 from pipecat_hedge.race.errors import ConfigurationError
 
 _failing: set[Path] = set()
@@ -31,6 +32,7 @@ class LineLog:
         Raises:
             ConfigurationError: If its folder does not exist.
         """
+        require(field, path, (str, os.PathLike), "give a file's path, or None to write nothing")
         self._path = None if path is None else Path(path)
         if self._path is not None and not self._path.parent.is_dir():
             raise ConfigurationError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -74,7 +75,9 @@ class Provider:
             ConfigurationError: If an argument is invalid; the message names it and the remedy.
         """
         if not isinstance(name, str) or not name.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigurationError(f"name must be a non-empty string, got {name!r}")
+            raise ConfigurationError(
+                f"name must be a non-empty string, got {name!r}: write 'claude'"
+            )
         if " | " in name:  # which separates it from the model in keys
             raise ConfigurationError(f"name must not contain ' | ', got {name!r}")
         if not isinstance(services, (LLMService, list, tuple)):
@@ -183,12 +186,17 @@ def _check_price(name: str, price: Any) -> tuple[float, float] | None:
     if price is None:
         return None
     ok = isinstance(price, (tuple, list)) and len(price) == 2
-    if not ok or not all(isinstance(p, (int, float)) and p >= 0 for p in price):
+    if not ok or not all(map(_is_price, price)):
         raise ConfigurationError(
             f"usd_per_mtok of provider {name!r} must be (input, output) in US dollars per million "
-            f"tokens, neither negative, got {price!r}"
+            f"tokens, neither negative, got {price!r}: write usd_per_mtok=(3.0, 15.0)"
         )
     return (float(price[0]), float(price[1]))
+
+
+def _is_price(price: Any) -> bool:
+    is_number = isinstance(price, (int, float)) and not isinstance(price, bool)
+    return is_number and 0 <= price < math.inf
 
 
 def _check_secs(field: str, name: str, value: Any) -> float | None:

@@ -40,18 +40,6 @@ class SessionOptions:
     warm: bool
 
 
-def check_policy(policy: object) -> None:
-    """Check the argument ``policy``.
-
-    Raises:
-        ConfigurationError: If it is no policy; the message says what to write.
-    """
-    if policy is not None and not isinstance(policy, HedgePolicy):
-        raise ConfigurationError(
-            f"policy must be a HedgePolicy, got {policy!r}: write HedgePolicy.adaptive()"
-        )
-
-
 def check_tier(tier: object) -> None:
     """Check the argument ``tier``.
 

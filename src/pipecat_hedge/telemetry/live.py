@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 from aiohttp import web
 
+from pipecat_hedge.policy.arguments import require, require_number
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.reports import ProviderState, TurnReport
 from pipecat_hedge.telemetry.origins import AllowedOrigins, is_loopback
@@ -86,6 +87,9 @@ class LiveFeed:
             turns: The number of turns to keep.
             clock: Returns seconds since the epoch.
         """
+        require("name", name, str, "give the name that top shows, or None")
+        what, remedy = "a whole number, at least 1", f"{KEPT_TURNS} is the default"
+        require_number("turns", turns, what, remedy, lambda x: x >= 1, kind=int)
         self.name = name or socket.gethostname()
         self._process = secrets.token_hex(4)
         self._clock = clock
@@ -243,8 +247,9 @@ class LiveServer:
         Raises:
             ConfigurationError: If ``port`` is not a port number.
         """
-        if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigurationError(f"port must be a number from 0 to 65535, got {port!r}")
+        what = "a number from 0 to 65535"
+        require_number("port", port, what, "0 is any", lambda x: 0 <= x <= 65535, kind=int)
+        require("host", host, str, "write 127.0.0.1", may_be_none=False)
         self._port, self._host = port, host
         self._app = web.Application()
         self._app.add_routes(routes(feed, is_local=is_loopback(host)))

@@ -17,7 +17,7 @@ from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.utils.errors import ErrorCategory
 from pipecat.utils.types import assert_given, is_given
 
-from pipecat_hedge.policy.arguments import refuse_unknown
+from pipecat_hedge.policy.arguments import refuse_unknown, require, require_flag
 from pipecat_hedge.providers.priority import WORK_CLASSES, work, working_as
 from pipecat_hedge.providers.server_queue import LoadReadings
 from pipecat_hedge.race.errors import ConfigurationError
@@ -107,6 +107,10 @@ class VLLMService(OpenAILLMService):
                 f"priority must be a whole number (lower is more urgent), or None to send none, "
                 f"got {priority!r}"
             )
+        require("settings", settings, OpenAILLMSettings, "write VLLMService.Settings(...)")
+        require("api_key", api_key, str, "give the key of the server, or None")
+        require_flag("warm", warm)
+        require_flag("strict_tools", strict_tools)
         defaults = VLLMSettings(model=None)
         if settings is not None:
             defaults.apply_update(settings)

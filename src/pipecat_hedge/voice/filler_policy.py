@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipecat_hedge.policy.arguments import require_number
 from pipecat_hedge.providers.survival import SurvivalCurve
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.events import FillerCause
@@ -72,13 +73,11 @@ class FillerRule:
             ConfigurationError: If a field is negative or not a number; the message names it.
         """
         for name in ("after_secs", "margin_secs", "every_secs"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-                raise ConfigurationError(f"{name} must be seconds, not negative, got {value!r}")
+            what, remedy = "seconds, not negative", "0.8 is 0.8 s"
+            require_number(name, getattr(self, name), what, remedy, lambda x: 0 <= x < math.inf)
         for name in ("per_turn", "not_before_turn"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ConfigurationError(f"{name} must be a whole number, at least 1, got {value}")
+            what, value = "a whole number, at least 1", getattr(self, name)
+            require_number(name, value, what, "1 is the first", lambda x: x >= 1, kind=int)
 
     def decide(
         self,

@@ -13,7 +13,7 @@ from pipecat.classifiers.llm.classifier import LLMClassifier
 
 from pipecat_hedge import HedgePolicy
 from pipecat_hedge.cli import main
-from pipecat_hedge.race import ConfigurationError, DrainedAnswer
+from pipecat_hedge.race import DrainedAnswer
 from pipecat_hedge.testing import Say, Wait
 from pipecat_hedge.tools.analysis.agreement import Said, disagreements
 from pipecat_hedge.tools.analysis.compare import threshold_for
@@ -239,11 +239,6 @@ async def test_drained_losers_are_logged_beside_what_was_said(
         assert record["question"] == f"How about day {turn}?"
         assert (record["winner"], record["said"]) == ("a", "Yes. Till nine.")
         assert (record["provider"], record["text"]) == ("b", "Till 9.")
-
-
-def test_share_is_checked() -> None:
-    with pytest.raises(ConfigurationError, match="drain_share must be from 0 to 1, got 2"):
-        HedgePolicy.race(2, drain_share=2)
 
 
 @pytest.mark.virtual_time

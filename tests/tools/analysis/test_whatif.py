@@ -298,24 +298,6 @@ def test_few_turns_have_no_p99_and_a_caveat() -> None:
     assert " p99 " in show(asked(measured("x", trace(HOSTED, 100))))
 
 
-@pytest.mark.parametrize(
-    ("question", "message"),
-    [
-        ({"attempts": 1}, "attempts must be at least 2 to hedge, got 1"),
-        ({"prompt_tokens": math.nan}, "prompt_tokens must be positive, got nan"),
-        ({"usd_per_mtok": (1.0, -1.0)}, "usd_per_mtok must be two prices, not negative"),
-        ({"max_turns": 10}, "turns must be at least 1000, got 10"),
-        ({"slo_secs": 0.8, "deadline_secs": 1.0}, "both set the time of an answer"),
-        ({"others": (("three", HedgePolicy.race(3)),)}, "one of the other policies makes more"),
-    ],
-)
-def test_a_question_that_cannot_be_asked_names_the_field(
-    question: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(HedgeError, match=message):
-        Question(**question)
-
-
 # ---- the command
 
 

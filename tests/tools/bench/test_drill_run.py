@@ -20,6 +20,8 @@ pytestmark = pytest.mark.live
 
 BARE, RETRY, HEDGED = VARIANTS
 FLEET = Fleet(processes=2, sessions=5, think_secs=0.4, settle_secs=3.0, tail_secs=1.0)
+ALONE = replace(FLEET, processes=1, sessions=10)
+"""As many callers in one process, where the number of processes shows nothing."""
 DOWN = Drill(
     "down",
     "",
@@ -34,7 +36,7 @@ DOWN = Drill(
 
 def test_the_bare_service_goes_down_with_its_provider():
     """Every turn is lost during the outage and answered otherwise; each is one request."""
-    record = run_drill(DOWN, BARE, FLEET)
+    record = run_drill(DOWN, BARE, ALONE)
     found = figures(DOWN, BARE, record)
     away = [turn for turn in record.turns if 2.2 <= turn.at < 4.8]
     arrived, sent = record.arrived["first"], record.sent["first"]
@@ -56,7 +58,7 @@ def test_retries_multiply_the_load():
     """Up to three requests a turn to the provider that fails."""
     event = Event(2.0, "conditions", FIRST, {"fault": "503", "headers": 0})
     drill = replace(DOWN, events=(event,), ends=False, plain_secs=6.0)
-    record = run_drill(drill, RETRY, FLEET)
+    record = run_drill(drill, RETRY, ALONE)
     lost = [turn for turn in record.turns if turn.outcome == "lost" and turn.at >= 2]
     assert len(lost) > 5
     assert record.sent["first"][3:].sum() > 1.5 * record.began[3:].sum()
@@ -108,7 +110,7 @@ def _children() -> list[int]:
 
 def test_a_worker_that_fails_is_an_error():
     with pytest.raises(HedgeError, match=r"a worker of the drill exited: .*budget"):
-        run_drill(DOWN, replace(HEDGED, budget=-1.0), FLEET)
+        run_drill(DOWN, replace(HEDGED, budget=-1.0), ALONE)
 
 
 @pytest.mark.timeout(120)

@@ -12,7 +12,7 @@ import pytest
 
 from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.replay import Call, Caller, CallError, CommandBot, TurnResult
-from pipecat_hedge.tools.replay.bots import BotFailed, CallableBot, as_bot
+from pipecat_hedge.tools.replay.bots import BotFailed, CallableBot
 from pipecat_hedge.tools.replay.conversation import Conversation
 from tests.tools.replay.pipecat_bot import bot
 from tests.tools.replay.scripted_command import started
@@ -254,20 +254,3 @@ async def test_silence_fails_the_test_unless_it_is_right() -> None:
         assert (await caller.conversation.say(SPOKEN)).error == error
         with pytest.raises(ConfigurationError, match=r"there is no recording 'no\.wav'"):
             await caller.say("no.wav")
-
-
-@pytest.mark.parametrize(
-    ("given", "options", "message"),
-    [
-        ("", {}, "command is empty"),
-        ([], {}, "command is empty"),
-        ("python 'bot.py", {}, "command: No closing quotation in .*: close the quotes"),
-        (7860, {}, "a bot is an address such as .*; got 7860"),
-        (b"python bot.py", {}, "a bot is an address such as .*; got b'python bot.py'"),
-        ("python bot.py", {"start_secs": 0}, "start_secs must be positive, got 0"),
-        ("http://127.0.0.1:1", {"start_secs": 5}, "start_secs applies to a bot given as a command"),
-    ],
-)
-def test_wrong_bot_is_refused(given: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        as_bot(given, **options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from pipecat_hedge import HedgeError
 from pipecat_hedge.tools.replay import Caller, CallError, Network
 from pipecat_hedge.tools.replay.peer import impair
 
@@ -45,12 +43,6 @@ async def test_server_that_is_no_bot_is_an_error(status: int, answer: Any, messa
         with pytest.raises(CallError, match=message):
             async with Caller(str(server.make_url(""))):
                 pass
-
-
-@pytest.mark.parametrize("url", ["127.0.0.1:7860", "ftp://127.0.0.1", "http://[::1", ""])
-def test_wrong_address_is_refused(url: str) -> None:
-    with pytest.raises(HedgeError, match=r"url must be like http://127\.0\.0\.1:7860"):
-        Caller(url)
 
 
 async def sent(network: Network, *packets: tuple[bytes, int]) -> list[tuple[bytes, float]]:
@@ -96,16 +88,3 @@ async def test_jitter_delays_sound_only() -> None:
 @pytest.mark.virtual_time
 async def test_good_line_is_left_alone() -> None:
     assert await sent(Network(), (SOUND, 10)) == [(SOUND, 0)] * 10
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"loss": 1.0}, "loss must be a share"),
-        ({"loss": math.nan}, "loss must be a share from 0 to below 1, got nan"),
-        ({"jitter_secs": -0.1}, "jitter_secs must be from 0 to 1 s, got -0.1"),
-    ],
-)
-def test_impossible_line_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(HedgeError, match=message):
-        Network(**fields)
