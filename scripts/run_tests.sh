@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the tests that `make test` excludes. Real-time tests mostly wait, so three run at a time, beside the others.
+# Runs the tests that `make test` excludes. Those over sockets mostly wait, so five of them run at a time.
 # The no-harm tests need the whole machine, so they run alone at the end.
 # Takes the interpreter and pytest's arguments; with arguments, everything runs sequentially.
 # Failed tests are listed again at the end.
@@ -12,28 +12,28 @@ if [ $# -gt 0 ]; then
 fi
 
 logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+trap 'exit 130' INT TERM
 color=no
 [ ! -t 1 ] || color=yes
 failed=0
-# Computed in virtual time, so that they use both cores.
-{ "$python" -m pytest --color "$color" -n 2 -m "slow and not live and not realtime" || touch "$logs/slow_failed"; } |
-    tee "$logs/slow"
-[ ! -e "$logs/slow_failed" ] || failed=1
-"$python" -m pytest --color "$color" -n 3 --dist worksteal -m realtime --ignore tests/no_harm >"$logs/realtime" 2>&1 &
-realtime=$!
-trap 'kill "$realtime" 2>/dev/null; rm -rf "$logs"' EXIT
-trap 'exit 130' INT TERM
+alone=tests/no_harm/test_side_by_side.py
 
-{ "$python" -m pytest --color "$color" -n 2 --dist worksteal -m "live and not realtime" || touch "$logs/others_failed"; } | tee "$logs/others"
-[ ! -e "$logs/others_failed" ] || failed=1
-wait "$realtime" || failed=1
-cat "$logs/realtime"
-{ "$python" -m pytest --color "$color" -m realtime tests/no_harm || touch "$logs/harm_failed"; } | tee "$logs/harm"
-[ ! -e "$logs/harm_failed" ] || failed=1
+run() { # NAME, pytest's arguments
+    log="$logs/$1"
+    shift
+    { "$python" -m pytest --color "$color" "$@" || touch "$log.failed"; } | tee "$log"
+    [ ! -e "$log.failed" ] || failed=1
+}
+
+# Computed in virtual time, so that they use both cores.
+run slow -n 2 -m "slow and not live and not realtime"
+run live -n 5 --dist worksteal -m "live or realtime" --ignore "$alone"
+run harm "$alone"
 if [ "$failed" = 1 ]; then
     printf '\nFailed:\n'
     colors=$(printf '\033')'\[[0-9;]*m'
-    sed "s/$colors//g" "$logs/slow" "$logs/others" "$logs/realtime" "$logs/harm" | grep -E '^(FAILED|ERROR) ' ||
-        tail -n 5 "$logs/slow" "$logs/others" "$logs/realtime" "$logs/harm"
+    sed "s/$colors//g" "$logs/slow" "$logs/live" "$logs/harm" | grep -E '^(FAILED|ERROR) ' ||
+        tail -n 5 "$logs/slow" "$logs/live" "$logs/harm"
 fi
 exit "$failed"
