@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the tests that `make test` excludes. Those over sockets mostly wait, so five of them run at a time.
+# Runs the tests that `make test` excludes. Those over sockets mostly wait, so four of them run at a time.
 # The no-harm tests need the whole machine, so they run alone at the end.
 # Takes the interpreter and pytest's arguments; with arguments, everything runs sequentially.
 # Failed tests are listed again at the end.
@@ -28,7 +28,7 @@ run() { # NAME, pytest's arguments
 
 # Computed in virtual time, so that they use both cores.
 run slow -n 2 -m "slow and not live and not realtime"
-run live -n 5 --dist worksteal -m "live or realtime" --ignore "$alone"
+run live -n 4 --dist worksteal -m "live or realtime" --ignore "$alone"
 run harm "$alone"
 if [ "$failed" = 1 ]; then
     printf '\nFailed:\n'
