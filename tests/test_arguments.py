@@ -1,4 +1,4 @@
-"""Invalid arguments are refused at construction: the message names the field and the remedy."""
+"""Invalid arguments are errors at construction: the message names the field and the remedy."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ NEVER: list[Any] = [None, math.inf]
         (LiveFeed, COUNT, "turns", [None]),
     ],
 )
-async def test_wrong_number_or_flag_is_refused(
+async def test_wrong_number_or_flag_is_an_error(
     make: Any, kind: str, fields: str, also: list[Any], in_a_folder: Path
 ) -> None:
     """Text, True, NaN, what is negative, and infinity and None where they mean nothing."""
@@ -385,7 +385,7 @@ WEBSOCKET = OpenAIResponsesLLMService(api_key="k")
         row(Network, "jitter_secs must be from 0 to 1 s, got -0.1", jitter_secs=-0.1),
     ],
 )
-async def test_invalid_argument_is_refused_with_a_remedy(
+async def test_invalid_argument_names_its_remedy(
     make: Any, arguments: dict[str, Any], message: str, in_a_folder: Path
 ) -> None:
     with pytest.raises(ValueError, match=message) as caught:

@@ -48,7 +48,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def test_strangers_are_refused(session: aiohttp.ClientSession) -> None:
+async def test_foreign_pages_are_forbidden(session: aiohttp.ClientSession) -> None:
     """On every route, with no word that lets a page read the answer; who is named is let in."""
     async with BotProcess("--allow-origin", "https://bot.example.com") as bot:
         for method, path in ROUTES:

@@ -117,7 +117,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 def answers(prometheus: PrometheusServer) -> dict[str, int]:
-    """How many lines each panel shows; a query that Prometheus refuses is an error.
+    """How many lines each panel shows; a query that Prometheus rejects is an error.
 
     Of what needs trouble to happen, a line at zero shows nothing.
     """

@@ -31,7 +31,7 @@ def flapping(fault: int | None, failures: int = 2) -> AbstractAsyncContextManage
     """A server that answers after some failures."""
     if fault is None:
         return fake_vllm(drops=failures)
-    return fake_vllm(refusal=(fault, {"message": "no"}), refusals=failures)
+    return fake_vllm(rejection=(fault, {"message": "no"}), rejections=failures)
 
 
 @asynccontextmanager

@@ -97,7 +97,7 @@ def test_late_round_of_several_sessions_shrinks_the_limit(
     it.answer(*secs, now=100.0, sessions=sessions)
     assert it.limit(100.0) == (25 if shrinks else CEILING)
     assert it.has_room(it.limit(100.0)) is not shrinks
-    assert not it.is_refusing(100.0), "slowness is no rejection"
+    assert not it.is_rejecting(100.0), "slowness is no rejection"
 
 
 def test_late_requests_count_before_their_first_token() -> None:
@@ -185,12 +185,12 @@ def test_callers_keep_two_requests_despite_rejections() -> None:
         it.end("busy", float(second))
     assert it.limit(19.0) == 0
     assert not it.has_room(it.limit(19.0))
-    taken = [it.is_refusing(19.0)]
+    taken = [it.is_rejecting(19.0)]
     for _ in range(2):
         it.send(1, now=19.0)
-        taken.append(it.is_refusing(19.0))
+        taken.append(it.is_rejecting(19.0))
     assert taken == [False, False, True]
-    assert not it.is_refusing(80.0), "that was too long ago"
+    assert not it.is_rejecting(80.0), "that was too long ago"
 
 
 def test_reported_queue_overrides_the_inferred_limit() -> None:

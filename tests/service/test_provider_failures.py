@@ -188,7 +188,7 @@ class TestBreakers:
             await open_breaker(line)
             if is_late:
                 late = "the event loop is 0.31 s behind"
-                monkeypatch.setattr(shared_stats().loop_watch, "refusal", lambda: late)
+                monkeypatch.setattr(shared_stats().loop_watch, "why_behind", lambda: late)
             await run_turns(line, 1)
         assert line.reports[-1].winner == "c"
         assert [name for name, _ in launches(line)] == (["b", "c"] if is_late else ["b", "a", "c"])

@@ -5,7 +5,7 @@ more than the budget, whichever is larger. Replacements of failed attempts are n
 
 Every turn deposits ``budget``; every extra request withdraws its cost. The share of turns to hedge
 is ``budget · exp(balance / SCALE)``, within bounds: hedges come later in debt and earlier in
-credit. An extra request is refused when the account, 225 turns' budgets wide, has no room for it.
+credit. An extra request waits while the account, 225 turns' budgets wide, has no room for it.
 An account that fills up shows that no request reaches the price at this share, so the share rises.
 See ``docs/design/when-to-hedge.md``.
 """

@@ -46,15 +46,15 @@ SETTLED = 20
 """Below this many measurements, the tolerance is squared."""
 LONG_RUN = 600
 """Measurements in the long run that defines the usual time (Gradient2)."""
-REFUSED_BACKOFF = 0.9
+REJECTED_BACKOFF = 0.9
 """A rejection for load leaves this share of the requests in flight."""
-REFUSED_MIN = 2
+REJECTED_MIN = 2
 """Callers keep this many: a rejection of a nearly lone request is not about concurrency."""
-REFUSED_SETTLES_SECS = 1.0
+REJECTED_SETTLES_SECS = 1.0
 """Rejections within this time count as one."""
-REFUSED_GROWS = 1.0
+REJECTED_GROWS = 1.0
 """The requests per second by which the limit grows back after a rejection."""
-REFUSED_SECS = 60.0
+REJECTED_SECS = 60.0
 """How long a rejection counts: most rate limits are per minute."""
 
 
@@ -131,8 +131,8 @@ class ConcurrencyLimit:
         self._sessions: set[Hashable] = set()
         self._round_from = -math.inf
         self._silent: dict[Hashable, tuple[float, Hashable, int]] = {}
-        self._refused: float | None = None
-        self._refused_at = -math.inf
+        self._rejected: float | None = None
+        self._rejected_at = -math.inf
         self._stated: tuple[int, float] | None = None
 
     def limit(self, now: float, bounds: LimitBounds = OPEN_BOUNDS) -> int:
@@ -142,8 +142,8 @@ class ConcurrencyLimit:
             return max(min(stated, bounds.ceiling), 0)
         inferred = self._start(bounds) if self._inferred is None else self._inferred
         inferred = min(max(inferred, bounds.floor), bounds.ceiling)
-        refused = self._refused_limit(now)
-        return int(inferred if refused is None else min(inferred, refused))
+        rejected = self._rejected_limit(now)
+        return int(inferred if rejected is None else min(inferred, rejected))
 
     def has_room(self, limit: int, *, reserved: float = 0.0) -> bool:
         """Whether one more request is within a limit.
@@ -154,10 +154,10 @@ class ConcurrencyLimit:
         """
         return self.in_flight < max(int((1 - reserved) * limit), min(limit, 1))
 
-    def is_refusing(self, now: float) -> bool:
+    def is_rejecting(self, now: float) -> bool:
         """Whether the provider has just rejected requests with as many in flight as now."""
-        refused = self._refused_limit(now)
-        return refused is not None and self.in_flight >= max(int(refused), REFUSED_MIN)
+        rejected = self._rejected_limit(now)
+        return rejected is not None and self.in_flight >= max(int(rejected), REJECTED_MIN)
 
     def acquire(
         self,
@@ -199,13 +199,13 @@ class ConcurrencyLimit:
         assert self.in_flight > 0, "a permit was released twice"
         self._count_late(now - lag_secs)
         self._silent.pop(request, None)
-        if verdict == "busy" and now - self._refused_at >= REFUSED_SETTLES_SECS:
+        if verdict == "busy" and now - self._rejected_at >= REJECTED_SETTLES_SECS:
             # Rejections within one second are of requests sent under the same limit.
-            before = self._refused_limit(now)
-            self._refused = REFUSED_BACKOFF * min(
+            before = self._rejected_limit(now)
+            self._rejected = REJECTED_BACKOFF * min(
                 self.in_flight, math.inf if before is None else before
             )
-            self._refused_at = now
+            self._rejected_at = now
         self.in_flight -= 1
 
     def record_first_token(
@@ -247,7 +247,7 @@ class ConcurrencyLimit:
 
     def recover(self) -> None:
         """Discard the inferred limit and rejections, because the provider is healthy again."""
-        self._inferred, self._refused = None, None
+        self._inferred, self._rejected = None, None
         self._begin_round(-math.inf)
 
     # ---- inside
@@ -293,11 +293,11 @@ class ConcurrencyLimit:
     def _stated_limit(self, now: float) -> int | None:
         return self._stated[0] if self._stated is not None and now < self._stated[1] else None
 
-    def _refused_limit(self, now: float) -> float | None:
-        if self._refused is None:
+    def _rejected_limit(self, now: float) -> float | None:
+        if self._rejected is None:
             return None
-        age = now - self._refused_at
-        if age >= REFUSED_SECS:
-            self._refused = None
+        age = now - self._rejected_at
+        if age >= REJECTED_SECS:
+            self._rejected = None
             return None
-        return self._refused + REFUSED_GROWS * age
+        return self._rejected + REJECTED_GROWS * age

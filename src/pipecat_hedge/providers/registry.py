@@ -593,7 +593,7 @@ class ProviderRegistry:
             state,
             "" if state == "closed" else record.open_reason,
             max(record.retry_after_until - now, 0.0),
-            limit.is_refusing(now),
+            limit.is_rejecting(now),
             full,
             hedge,
             limit.in_flight,

@@ -499,9 +499,9 @@ class Race:
         decision = self._rule.next_launch(self._waiting(live, now))
         at, self._launch_reason = decision.at, decision.reason
         if not decision.is_put_off:
-            if at is None or at > now or (refusal := self._slots.refusal) is None:
+            if at is None or at > now or (why := self._slots.why_ineligible) is None:
                 return at
-            self._launch_reason = refusal
+            self._launch_reason = why
         self._wake_by(now + RECHECK_SECS)
         return None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Generic
 
 from pipecat_hedge.providers.registry import ProviderRegistry
-from pipecat_hedge.providers.server_queue import hedge_refusal, is_last_resort
+from pipecat_hedge.providers.server_queue import is_last_resort, why_ineligible
 from pipecat_hedge.providers.standing import Standing
 from pipecat_hedge.service.member import A, Member
 
@@ -102,7 +102,7 @@ def choose_candidates(
         if available and retry_after_secs[n]:
             last[members[n].name] = "has sent Retry-After"
         elif is_last_resort(loads[n]):
-            last[members[n].name] = hedge_refusal(loads[n]) or "is overloaded"
+            last[members[n].name] = why_ineligible(loads[n]) or "is overloaded"
         elif states[n] != "closed" and n != tried:
             last[members[n].name] = f"has an {states[n].replace('_', '-')} breaker"
     found = [

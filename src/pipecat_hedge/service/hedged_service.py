@@ -35,7 +35,7 @@ from pipecat.services.llm_service import LLMService
 from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
 
-from pipecat_hedge.policy.arguments import refuse_unknown, require, require_flag
+from pipecat_hedge.policy.arguments import require, require_flag, require_known
 from pipecat_hedge.policy.hedge_policy import HedgePolicy, slo_of
 from pipecat_hedge.policy.slo import Slo
 from pipecat_hedge.providers.loop_lag import is_real
@@ -200,7 +200,7 @@ class HedgedLLMService(HostingLLMService):
         require_flag("own_spans", own_spans)
         check_residency(providers, residency)
         check_policy_arguments(kwargs)
-        refuse_unknown(kwargs, owner=HedgedLLMService, base=LLMService)
+        require_known(kwargs, owner=HedgedLLMService, base=LLMService)
         check_tier(tier)
         check_settings(settings)
         policy = policy or HedgePolicy.adaptive()
@@ -636,7 +636,7 @@ class HedgedLLMService(HostingLLMService):
         members = self._members.warm(
             context or context_of(self),
             dataclasses.replace(self._options.terms, has_first_token=False),
-            self._stats.loop_watch.refusal,
+            self._stats.loop_watch.why_behind,
         )
         await asyncio.gather(members, self._answers.prepare())
 

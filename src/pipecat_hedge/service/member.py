@@ -12,7 +12,7 @@ from pipecat_hedge.policy.hedge_policy import HedgePolicy
 from pipecat_hedge.policy.planner import silent_secs
 from pipecat_hedge.providers.backends import Backend, Measures, key_of
 from pipecat_hedge.providers.latency import LatencyEstimate
-from pipecat_hedge.providers.server_queue import hedge_refusal, load_rank
+from pipecat_hedge.providers.server_queue import load_rank, why_ineligible
 from pipecat_hedge.race.events import Slot
 from pipecat_hedge.race.reports import ServerLoad
 
@@ -112,7 +112,7 @@ def take_best_instance(idle: list[A]) -> A:
     return chosen
 
 
-def hedge_refusals(idle: Mapping[str, Sequence[A]], first: str | None = None) -> dict[str, str]:
+def ineligible_by_load(idle: Mapping[str, Sequence[A]], first: str | None = None) -> dict[str, str]:
     """The providers that may get no hedge now because of their servers' load, and why.
 
     Args:
@@ -124,7 +124,7 @@ def hedge_refusals(idle: Mapping[str, Sequence[A]], first: str | None = None) ->
     for name, free in idle.items():
         loads = sorted((adapter.server_load for adapter in free), key=load_rank)
         left = loads[1:] if name == first else loads
-        if left and (reason := hedge_refusal(left[0])) is not None:
+        if left and (reason := why_ineligible(left[0])) is not None:
             reasons[name] = reason
     return reasons
 

@@ -106,7 +106,7 @@ class ProviderPool:
         await asyncio.gather(*(adapter.setup(setup) for adapter in self.adapters))
 
     async def warm(
-        self, context: LLMContext | None, terms: Terms, refusal: Callable[[], str | None]
+        self, context: LLMContext | None, terms: Terms, why_behind: Callable[[], str | None]
     ) -> None:
         """Prepare every member for the first turn, independently.
 
@@ -116,12 +116,12 @@ class ProviderPool:
         Args:
             context: The conversation so far; None if it is unknown.
             terms: The session's terms.
-            refusal: Returns why the event loop is too far behind; None if it is not.
+            why_behind: Returns why the event loop is too far behind; None if it is not.
         """
         async with TaskScope() as scope:
             tasks = [
                 scope.start(
-                    self._warm(entry, adapter, context, terms, refusal),
+                    self._warm(entry, adapter, context, terms, why_behind),
                     name=f"warms up {adapter.service}",
                 )
                 for entry in self.entries
@@ -135,7 +135,7 @@ class ProviderPool:
         adapter: ServiceAdapter,
         context: LLMContext | None,
         terms: Terms,
-        refusal: Callable[[], str | None],
+        why_behind: Callable[[], str | None],
     ) -> None:
         loop = asyncio.get_running_loop()
         stats, key = self._stats, entry.key
@@ -147,7 +147,7 @@ class ProviderPool:
         async def acquire_permit() -> AsyncGenerator[None]:
             now = loop.time()
             (standing,) = stats.standing([key], "warm_up", terms, now)
-            reason = refusal() or standing.full
+            reason = why_behind() or standing.full
             if reason is not None:
                 raise Rejected(reason)
             permit = stats.issue(key, "warm_up", terms, now)

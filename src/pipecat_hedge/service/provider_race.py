@@ -45,7 +45,7 @@ from pipecat_hedge.service.candidates import TurnMembers
 from pipecat_hedge.service.member import (
     A,
     Instance,
-    hedge_refusals,
+    ineligible_by_load,
     slots,
     take_best_instance,
 )
@@ -576,11 +576,11 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         names, now = [name for name, idle in self._idle.items() if idle], self._loop.time()
         standings = self._standings(names, now)
         others = {name: s for name, s in standings.items() if name != self._recovering}
-        if (behind := self._stats.loop_watch.refusal()) is not None:
+        if (behind := self._stats.loop_watch.why_behind()) is not None:
             reasons = dict.fromkeys(names, f"is skipped: {behind}")
         else:
             reasons = {name: s.ineligible for name, s in others.items() if s.ineligible is not None}
-        by_server = hedge_refusals(self._idle, first)
+        by_server = ineligible_by_load(self._idle, first)
         reluctance = {name: s.rank for name, s in standings.items() if s.rank}
         for name in by_server:
             reluctance[name] = max(reluctance.get(name, 0), 1)

@@ -235,7 +235,7 @@ class VLLMServer:
         """Prefill a prompt once for all concurrent callers.
 
         If the prefill is cancelled or rejected, the next caller tries. A prompt that the server
-        refuses is not sent again.
+        rejects is not sent again.
 
         Args:
             prompt: Identifies the prompt.

@@ -82,7 +82,7 @@ class Question:
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        refused = [
+        checks = [
             (self.attempts < 2, f"attempts must be at least 2 to hedge, got {self.attempts}"),
             (
                 self.slo_secs is not None and self.deadline_secs is not None,
@@ -103,7 +103,7 @@ class Question:
                 f"attempts is {self.attempts}, but one of the other policies makes more: raise it",
             ),
         ]
-        for is_wrong, message in refused:
+        for is_wrong, message in checks:
             if is_wrong:
                 raise ConfigurationError(message)
 

@@ -104,7 +104,7 @@ class Response:
             if not read:
                 await self._changed.wait()
 
-    async def refuse(
+    async def reject(
         self, status: int, body: bytes, headers: Mapping[str, str] = JSON_HEADERS
     ) -> None:
         """End a response that has not begun, with an error."""
