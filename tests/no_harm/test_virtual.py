@@ -139,7 +139,8 @@ def thinks(rng: random.Random) -> float:
     "latencies",
     [
         pytest.param(
-            lambda n, r: (thinks(r), quick(r) if n < 12 else NEVER), id="before it settled"
+            lambda n, r: (thinks(r), quick(r) if n < 12 else NEVER),
+            id="before any is typical",
         ),
         pytest.param(
             lambda n, r: (quick(r) if n < 25 else thinks(r), quick(r) if n < 40 else NEVER),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipecat_hedge.providers.circuit_breaker import (
     JITTER,
     RECOVERED,
-    SETTLES_SECS,
+    UNFOLLOWED_SECS,
     CircuitBreaker,
     CircuitBreakerSettings,
 )
@@ -164,8 +164,8 @@ def test_recently_closed_breaker_does_not_follow() -> None:
     assert not it.follow_open(30.0, 73.0, FLEET)
     assert it.found(73.0) == "unsure"
     probe(it, "answered", 73.0, times=RECOVERED)
-    assert not it.follow_open(30.0, 73.0 + SETTLES_SECS - 0.1, FLEET)
-    assert it.follow_open(30.0, 73.0 + SETTLES_SECS, FLEET)
+    assert not it.follow_open(30.0, 73.0 + UNFOLLOWED_SECS - 0.1, FLEET)
+    assert it.follow_open(30.0, 73.0 + UNFOLLOWED_SECS, FLEET)
 
 
 def test_answer_in_another_process_starts_a_probe() -> None:

@@ -139,10 +139,10 @@ class TurnRule(Protocol):
     Example, with names from ``pipecat_hedge.policy``::
 
         class OnlyWithTools:
-            usual = HedgePolicy.adaptive().rule
+            adaptive = HedgePolicy.adaptive().rule
 
             def rule_for(self, facts: TurnFacts) -> Rule:
-                return self.usual if facts.has_tools else OnlyOnFailure()
+                return self.adaptive if facts.has_tools else OnlyOnFailure()
 
         policy = HedgePolicy(OnlyWithTools(), "only with tools")
     """

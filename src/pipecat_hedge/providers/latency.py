@@ -23,7 +23,13 @@ from pipecat_hedge.providers.latency_model import (
     bucket_of,
     value_of,
 )
-from pipecat_hedge.providers.slow_period import RECOVERED, SETTLED, SLOW, SlowPeriod, late_secs
+from pipecat_hedge.providers.slow_period import (
+    ENOUGH,
+    RECOVERED,
+    SLOW,
+    SlowPeriod,
+    late_secs,
+)
 from pipecat_hedge.providers.survival import Floats, SurvivalCurve
 from pipecat_hedge.race.attempt import MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
 
@@ -35,16 +41,19 @@ OBSERVED = 3
 """How many losers of a provider without answers run on, to see whether it is slow or silent."""
 TRIAL_EVERY_SECS = 10.0
 """How often a provider that lost its place by its silence is tried beside another one."""
-SILENT_SECS, UNKNOWN_SILENT_SECS = 1.5, 1.2
-"""A shorter wait is no silence, however fast the provider usually is; the second until ``SETTLED``
-answers, before which no slow period is seen."""
+SILENT_SECS = 1.5
+"""A shorter wait is no silence, however fast the provider typically is."""
+UNKNOWN_SILENT_SECS = 1.2
+"""The same before ``ENOUGH`` answers, while no slow period can be detected."""
 SENTENCE_PRIOR = SurvivalCurve.of(
     [0.02, 0.08, 0.15, 0.3, 0.6, 1.2], [1, 0.9, 0.5, 0.2, 0.05, 0.01], 0.5
 )
 """From the first token to the end of the first sentence: ten to twenty tokens at 80 a second."""
 
-ALL, SENTENCE = len(CLASS_BOUNDS) + 1, len(CLASS_BOUNDS) + 2
-"""The models beside those of the classes of sizes: prompts of any size, and sentences."""
+ALL = len(CLASS_BOUNDS) + 1
+"""The model of prompts of any size; the models before it are those of the size classes."""
+SENTENCE = ALL + 1
+"""The model of the time from the first token to the first sentence."""
 COUNTS = (SENTENCE + 1, 2, BUCKETS)
 """The shape of a provider's counts: by model, answered or censored, and bucket."""
 WAITED = (STALLED, TIMED_OUT, MISSED_DEADLINE)
@@ -60,7 +69,7 @@ class LatencyEstimate:
     Parameters:
         first_token: From the launch of an attempt to its first usable token.
         sentence: From the first token to the first whole sentence; None where a token wins.
-        usual: The usual times to first token: in a slow period those from before it.
+        typical: The typical times to first token: in a slow period those from before it.
         prior_weight: How much of it is still assumed, from 1 to nearly 0.
         answers: How long its answers took, without the waits that were cut short.
         silences: How many of its latest attempts in a row were silent until they were cut.
@@ -68,7 +77,7 @@ class LatencyEstimate:
 
     first_token: SurvivalCurve
     sentence: SurvivalCurve | None
-    usual: SurvivalCurve
+    typical: SurvivalCurve
     prior_weight: float
     answers: AnswerTimes
     silences: int
@@ -103,7 +112,7 @@ class ProviderLatency:
         self._models = [LatencyModel(prior) for _ in range(ALL + 1)]
         self._models.append(LatencyModel(SENTENCE_PRIOR))
         self._watches = [ChangePoint() for _ in range(len(CLASS_BOUNDS) + 1)]
-        self._usual: dict[int, tuple[SurvivalCurve, float]] = {}
+        self._typical: dict[int, tuple[SurvivalCurve, float]] = {}
         self.slow_period = SlowPeriod()
         self._was_slow = False
         self.silences = self._observed = 0
@@ -113,7 +122,7 @@ class ProviderLatency:
 
     # ---- what is known
 
-    def known(self, prompt_tokens: int | None, *, by_sentence: bool) -> LatencyEstimate:
+    def estimate(self, prompt_tokens: int | None, *, by_sentence: bool) -> LatencyEstimate:
         """What is known of a prompt of a size.
 
         Args:
@@ -124,7 +133,7 @@ class ProviderLatency:
         return LatencyEstimate(
             model.curve,
             self._models[SENTENCE].curve if by_sentence else None,
-            self._usual_of(prompt_tokens, model)[0],
+            self._typical_of(prompt_tokens, model)[0],
             model.prior_weight,
             model.answers,
             self.silences,
@@ -136,20 +145,20 @@ class ProviderLatency:
         Args:
             prompt_tokens: The size of the prompt; None where it is not known.
         """
-        return self._usual_of(prompt_tokens, self._for(prompt_tokens))[1]
+        return self._typical_of(prompt_tokens, self._for(prompt_tokens))[1]
 
     @property
-    def is_settled(self) -> bool:
+    def has_typical(self) -> bool:
         """Whether enough has been seen to call an answer late; silence is late in any case."""
-        return self.seen >= SETTLED or self.slow_period.is_on
+        return self.seen >= ENOUGH or self.slow_period.is_on
 
-    def _usual_of(
+    def _typical_of(
         self, prompt_tokens: int | None, model: LatencyModel
     ) -> tuple[SurvivalCurve, float]:
         size, curve = size_class(prompt_tokens), model.curve
-        found = self._usual.get(size)
+        found = self._typical.get(size)
         if found is None or (found[0] is not curve and not self.slow_period.is_suspected):
-            found = self._usual[size] = curve, late_secs(curve)
+            found = self._typical[size] = curve, late_secs(curve)
         return found
 
     @property
@@ -215,7 +224,7 @@ class ProviderLatency:
         if has_answered:
             self.end_silence()
         late_after = self.late_secs(prompt_tokens)
-        if has_answered and not self.is_settled:
+        if has_answered and not self.has_typical:
             late_after = math.inf
         self.slow_period.ended(attempt, secs, late_after, has_answered=has_answered)
         if is_silence:
@@ -234,7 +243,7 @@ class ProviderLatency:
         """
         size, everything = size_class(prompt_tokens), self._models[ALL]
         own, answering = self._models[size], self._for(prompt_tokens)
-        known, bucket = answering.curve, bucket_of(secs)
+        curve, bucket = answering.curve, bucket_of(secs)
         self._count(ALL, bucket, censored)
         if prompt_tokens is not None:
             own.rebase(everything.latest_curve)
@@ -243,20 +252,20 @@ class ProviderLatency:
         if self._has_like(prompt_tokens):
             watched = answering, own
             timed = value_of(bucket)  # as the curve has it
-            change = self._watches[size].observe(timed, censored=censored, known=known)
+            change = self._watches[size].observe(timed, censored=censored, curve=curve)
             if change is not None:
-                self._restart(change.known, change.factor, change.keep, watched)
+                self._restart(change.before, change.factor, change.keep, watched)
             if self._was_slow and not was_slow:
-                usual = self._usual_of(prompt_tokens, answering)[0]
-                factor = self.slow_period.counted_secs / max(usual.quantile(0.5), 1e-3)
+                typical = self._typical_of(prompt_tokens, answering)[0]
+                factor = self.slow_period.counted_secs / max(typical.quantile(0.5), 1e-3)
                 factor = min(max(factor, LEAST), MOST)
-                self._restart(usual, factor, SLOW, watched, put_aside=True)
+                self._restart(typical, factor, SLOW, watched, put_aside=True)
         if was_slow and not self._was_slow:
             self._resume((answering, own))
 
     def record_apart(self, secs: float, *, censored: bool, prompt_tokens: int | None) -> None:
         """Take a time to first token that was measured apart from a race; as ``record``."""
-        if self.is_settled and self._has_like(prompt_tokens):
+        if self.has_typical and self._has_like(prompt_tokens):
             late_after = self.late_secs(prompt_tokens)
             self.slow_period.count(secs, late_after, has_answered=not censored)
         self.record(secs, censored=censored, prompt_tokens=prompt_tokens)
@@ -284,7 +293,7 @@ class ProviderLatency:
             prompt_tokens: The size of the prompt; None where it is not known.
         """
         answers = self._for(prompt_tokens).answers
-        least = SILENT_SECS if answers.seen >= SETTLED else UNKNOWN_SILENT_SECS
+        least = SILENT_SECS if answers.seen >= ENOUGH else UNKNOWN_SILENT_SECS
         return waited_secs >= max(answers.p90, least)
 
     def record_silence(self, secs: float, prompt_tokens: int | None) -> None:
@@ -302,7 +311,7 @@ class ProviderLatency:
         A single silence among few answers is dropped: it would delay the hedges of many turns.
         """
         self.silences = 0
-        if self._models[ALL].answers.seen >= SETTLED:
+        if self._models[ALL].answers.seen >= ENOUGH:
             self._record_held()
         self._held.clear()
 
@@ -336,7 +345,7 @@ class ProviderLatency:
 
     def _restart(
         self,
-        known: SurvivalCurve,
+        before: SurvivalCurve,
         factor: float,
         keep: int,
         watched: tuple[LatencyModel, ...],
@@ -346,16 +355,16 @@ class ProviderLatency:
         """Assume what was known, scaled by a factor that was seen in one size, for all sizes.
 
         Args:
-            known: The curve of this size that was known before.
+            before: The curve of this size before the change.
             factor: The present level in units of the one before.
             keep: How many of the latest observations belong to the present.
             watched: The models to which these were added.
             put_aside: Whether what was learned before is taken up again by ``_resume``.
         """
         for model in self._models[:SENTENCE]:
-            before, present = (known, keep) if model in watched else (model.curve, 0)
+            prior, present = (before, keep) if model in watched else (model.curve, 0)
             aside = present if put_aside else None
-            model.restart(before.scaled(factor), present, put_aside_but=aside)
+            model.restart(prior.scaled(factor), present, put_aside_but=aside)
         self._changed([np.rint(model.counts) for model in self._models[:SENTENCE]])
 
     def _resume(self, watched: tuple[LatencyModel, ...]) -> None:
@@ -394,7 +403,7 @@ class ProviderLatency:
             "buckets": used.tolist(),
             "counts": counts[used].round(2).tolist(),
             "slow_period": self.slow_period.saved(),
-            "late_secs": [[size, round(late, 3)] for size, (_, late) in self._usual.items()],
+            "late_secs": [[size, round(late, 3)] for size, (_, late) in self._typical.items()],
             "silences": self.silences,
         }
 
@@ -422,9 +431,9 @@ class ProviderLatency:
             model.refresh()
         self.slow_period.restore(saved.get("slow_period", (0, 0, 0, 0.0)))
         self._was_slow = self.slow_period.is_on
-        if self.slow_period.is_suspected:  # what is usual is then what was before
+        if self.slow_period.is_suspected:  # what is typical is then what was before
             curve = self._models[ALL].curve
-            self._usual = {int(size): (curve, float(late)) for size, late in saved["late_secs"]}
+            self._typical = {int(size): (curve, float(late)) for size, late in saved["late_secs"]}
         self.silences = max(int(saved.get("silences", 0)), 0)
 
 

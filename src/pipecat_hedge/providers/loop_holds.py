@@ -66,7 +66,7 @@ class LoopHolds:
                 self._loops.pop(hold.loop, None)
         return True
 
-    def settle(self) -> None:
+    def give_back_closed(self) -> None:
         """Give back what the tasks of closed loops hold."""
         with self._lock:
             closed = [self._loops.pop(loop) for loop in list(self._loops) if loop.is_closed()]

@@ -76,8 +76,7 @@ class ProviderRecord:
         Args:
             verdict: How it ended.
             was_overtaken: Whether it was superseded before its first token.
-            was_late: Whether it was then later than usual, or lost to a request that was sent after
-                it.
+            was_late: Whether it was then late, or lost to a request that was sent after it.
             has_begun: Whether its answer had begun.
 
         Returns:

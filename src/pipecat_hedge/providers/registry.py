@@ -156,9 +156,9 @@ class ProviderRegistry:
             terms: The turn's terms.
             now: The time.
         """
-        self.holds.settle()
+        self.holds.give_back_closed()
         with self.lock:
-            self._settle(now)
+            self._charge_outages(now)
             return [self._standing(key, work, terms, now) for key in keys]
 
     def estimates(
@@ -173,7 +173,7 @@ class ProviderRegistry:
         """
         with self.lock:
             return {
-                b.provider: self.latency(b).known(prompt_tokens, by_sentence=by_sentence)
+                b.provider: self.latency(b).estimate(prompt_tokens, by_sentence=by_sentence)
                 for b in backends
             }
 
@@ -190,7 +190,7 @@ class ProviderRegistry:
         return periods
 
     def slow(self) -> set[str]:
-        """The keys (``key_of``) of the providers that are slower than was usual for them."""
+        """The keys (``key_of``) of the providers that are slower than was typical for them."""
         with self.lock:
             return {
                 key
@@ -372,8 +372,7 @@ class ProviderRegistry:
             host: The request's destination, as ``host:port``; None if it is unknown.
             has_begun: Whether its answer had begun.
             was_overtaken: Whether it was superseded before its first token.
-            was_late: Whether it was then later than usual, or lost to a request that was sent after
-                it.
+            was_late: Whether it was then late, or lost to a request that was sent after it.
         """
         with self.lock:
             if not permit.is_active:
@@ -384,7 +383,7 @@ class ProviderRegistry:
             record.limit.release(permit, verdict, now, lag_secs=self._lag_secs())
             # A superseded attempt cannot outlive a timeout, so it does not disprove one.
             age_secs = math.inf if verdict == "silent" else now - permit.acquired_at
-            self._settle(now)
+            self._charge_outages(now)
             if verdict == "not_connected":
                 # Our own network may have failed; connections to other hosts will show.
                 self._outage.add(host or permit.key, now, permit)
@@ -473,7 +472,7 @@ class ProviderRegistry:
         """
         with self.lock:
             latency = self.latency(backend)
-            if latency.is_settled:
+            if latency.has_typical:
                 latency.slow_period.sent(attempt, latency.late_secs(prompt_tokens))
 
     def forget(self, backend: Backend, attempt: Attempt) -> None:
@@ -617,9 +616,9 @@ class ProviderRegistry:
         breaker.record(verdict, at, is_recovery=permit.is_recovery, age_secs=age_secs, count=count)
         self._note(permit.key)
 
-    def _settle(self, now: float) -> None:
+    def _charge_outages(self, now: float) -> None:
         """Record connection failures once it shows whether our own network failed."""
-        for at, permit, is_shared in self._outage.settle(now):
+        for at, permit, is_shared in self._outage.take_classified(now):
             if is_shared and not permit.is_recovery:
                 continue  # it says nothing about the provider
             # If a later request was answered, this is not one of several failures in a row.

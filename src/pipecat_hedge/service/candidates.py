@@ -32,15 +32,15 @@ class Candidates(Generic[A]):
     """The providers that a turn may use.
 
     Parameters:
-        entries: The providers in order; empty if none may be used.
+        members: The providers in order; empty if none may be used.
         recovering: The name of the half-open provider whose recovery request the turn has claimed,
             or None. The turn must release the claim.
         reason: Why no provider may be used, if that is so.
         last: Those that come last, whatever the planned order, and why; by name.
-        in_panic: Whether every breaker is open, so that ``entries`` is the final order.
+        in_panic: Whether every breaker is open, so that ``members`` is the final order.
     """
 
-    entries: tuple[Member[A], ...]
+    members: tuple[Member[A], ...]
     recovering: str | None = None
     reason: str = ""
     last: Mapping[str, str] = field(default_factory=dict[str, str])

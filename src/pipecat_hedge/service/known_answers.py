@@ -142,8 +142,8 @@ class HeldAnswer:
         self._loop = asyncio.get_running_loop()
         self._confirmed_at: asyncio.Future[float | None] = self._loop.create_future()
 
-    def settle(self, *, is_confirmed: bool) -> None:
-        """Report whether the turn has ended; see ``Turn.settle``."""
+    def end_speculation(self, *, is_confirmed: bool) -> None:
+        """Report whether the turn has ended; see ``Turn.end_speculation``."""
         if not self._confirmed_at.done():
             self._confirmed_at.set_result(self._loop.time() if is_confirmed else None)
 

@@ -132,7 +132,7 @@ def ineligible_by_load(idle: Mapping[str, Sequence[A]], first: str | None = None
 def slots(
     candidates: Sequence[Member[A]],
     policy: HedgePolicy,
-    known: Mapping[str, LatencyEstimate],
+    estimates: Mapping[str, LatencyEstimate],
 ) -> list[Slot]:
     """The requests that a turn may make.
 
@@ -141,26 +141,26 @@ def slots(
     Args:
         candidates: The providers in order.
         policy: The user's policy.
-        known: What is known of each provider.
+        estimates: The latency estimate of each provider.
     """
-    rounds = max((len(entry.adapters) for entry in candidates), default=0)
+    rounds = max((len(member.adapters) for member in candidates), default=0)
     return [
-        _slot(entry, number, policy, known[entry.name])
+        _slot(member, number, policy, estimates[member.name])
         for number in range(rounds)
-        for entry in candidates
-        if number < len(entry.adapters)
+        for member in candidates
+        if number < len(member.adapters)
     ]
 
 
-def _slot(entry: Member[A], number: int, policy: HedgePolicy, known: LatencyEstimate) -> Slot:
-    provider, has_own = entry.provider, entry.provider.stall_secs != "policy"
+def _slot(member: Member[A], number: int, policy: HedgePolicy, estimate: LatencyEstimate) -> Slot:
+    provider, has_own = member.provider, member.provider.stall_secs != "policy"
     stall_secs = policy.stall_secs if provider.stall_secs == "policy" else provider.stall_secs
-    silent = silent_secs(policy, known, stall_secs if has_own else 0.0)
+    silent = silent_secs(policy, estimate, stall_secs if has_own else 0.0)
     return Slot(
         provider.name,
         silent,
         stall_secs,
         provider.timeout_secs,
-        known.answers.p95 if silent is None else min(known.answers.p95, silent),
-        entry.adapters[number].retries,
+        estimate.answers.p95 if silent is None else min(estimate.answers.p95, silent),
+        member.adapters[number].retries,
     )

@@ -119,7 +119,7 @@ def plan_of(
         last = {**found.last, **members.last}
         plan = plan_turn(
             policy,
-            [backends[member.name] for member in found.entries],
+            [backends[member.name] for member in found.members],
             stats,
             stats.accounts,
             prompt_tokens=spec.prompt_tokens,
@@ -138,7 +138,7 @@ def plan_of(
     if plan.problem is not None:
         logger.warning(f"policy {policy.name}: {plan.problem}; this turn is not hedged")
     if found.in_panic:
-        plan.order = tuple(member.name for member in found.entries)
+        plan.order = tuple(member.name for member in found.members)
         plan.put_last(last)
     first = given[0].name
     if first in last and plan.order[:1] not in ((), (first,)):

@@ -28,8 +28,10 @@ from pipecat_hedge.service.token_budget import role_of, trimmed
 
 Messages: TypeAlias = Sequence[LLMContextMessage]
 
-MOST_CHARS, SHORT_CHARS = 40, 9
-"""The length of an id that is made: the most that OpenAI accepts, and what Mistral does."""
+MOST_CHARS = 40
+"""The length of a generated id: the most that OpenAI accepts."""
+SHORT_CHARS = 9
+"""The length that Mistral requires."""
 _VALID_ID = {False: re.compile(r"[a-zA-Z0-9_-]{1,40}"), True: re.compile(r"[a-zA-Z0-9]{9}")}
 _CHARS = string.digits + string.ascii_letters
 _UNCHECKED_SIGNATURE = b"skip_thought_signature_validator"

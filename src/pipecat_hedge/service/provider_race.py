@@ -238,7 +238,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
 
     def _new_race(self, planned: PlannedTurn[A]) -> Race:
         stall_secs = self.spec.stall_secs
-        candidates = slots(planned.order, self.policy, planned.plan.known)
+        candidates = slots(planned.order, self.policy, planned.plan.estimates)
         if stall_secs is not None:
             candidates = [
                 dataclasses.replace(
@@ -368,7 +368,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         race = self.race
         if race is None or race.phase is not Phase.WAITING:
             return None
-        known = self._stats.estimates(
+        estimates = self._stats.estimates(
             list(self._planned.backends.values()),
             self.spec.prompt_tokens,
             by_sentence=self.spec.commit_on == "first_sentence",
@@ -377,8 +377,8 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         live: list[Attempt | InFlight] = [a for a in race.attempts if a.outcome is None]
         planned = race.planned
         for request in [*live, *([] if planned is None or not live else [planned])]:
-            curve, sentence = known[request.provider].first_token, known[request.provider].sentence
-            sent = request.launched_at
+            estimate = estimates[request.provider]
+            curve, sentence, sent = estimate.first_token, estimate.sentence, request.launched_at
             if sentence is not None and request.first_token_at is not None:
                 curve, sent = sentence, request.first_token_at
             elif sentence is not None:
@@ -466,7 +466,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
 
     def _is_unknown(self, provider: str) -> bool:
         """Whether a provider had no answers when the turn began."""
-        return not self._planned.plan.known[provider].answers.seen
+        return not self._planned.plan.estimates[provider].answers.seen
 
     def _on_first_token(self, attempt: ProviderAttempt) -> None:
         self._mark_simulated()
@@ -556,7 +556,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         if won_at is not None and sent_at is not None and won_at > sent_at:
             return True
         ended_at = self._loop.time() if attempt.ended_at is None else attempt.ended_at
-        typical = self._planned.plan.known[attempt.provider].usual
+        typical = self._planned.plan.estimates[attempt.provider].typical
         return ended_at - attempt.permit.acquired_at > late_secs(typical)
 
     # ---- for the race's driver

@@ -232,7 +232,7 @@ class Turn:
         """The providers that have begun to answer."""
         return self._race.answered
 
-    def settle(self, *, is_confirmed: bool) -> None:
+    def end_speculation(self, *, is_confirmed: bool) -> None:
         """Report whether the caller's turn has ended, which was only expected when this began.
 
         Args:

@@ -21,7 +21,7 @@ from pipecat_hedge.race.usable import is_usable_text
 ABORTED = frozenset({"abort", "error"})
 """Reasons of an incomplete answer: vLLM ends its streams with ``abort`` when it is stopped."""
 _AT_LIMIT = frozenset({"length", "max_tokens", "max_output_tokens", "MAX_TOKENS"})
-_USUAL = ("", "stop", "end_turn")
+_ORDINARY = ("", "stop", "end_turn")
 """Any other reason says something, even if the answer has no text."""
 _RARE = re.compile(
     rb'"(?:error"|(?:usage|function_call)"\s*:\s*\{|tool_calls"\s*:\s*\[\s*\{'
@@ -124,7 +124,7 @@ class WireReader:
         try:
             self._count(found.get("usage"))
             read.get(self.wire or "", self._read_message)(found, event)
-            event.is_usable |= is_usable_text(event.text) or event.reason not in _USUAL
+            event.is_usable |= is_usable_text(event.text) or event.reason not in _ORDINARY
             event.is_usable |= _HALF_A_SIGN.search(event.text) is not None
             event.is_usable |= bool(event.reason and self.calls)
         except (AttributeError, TypeError, KeyError, IndexError):  # a form that is not known

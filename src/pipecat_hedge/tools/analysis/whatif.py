@@ -27,7 +27,12 @@ from pipecat_hedge.tools.analysis.statistics import (
 from pipecat_hedge.tools.analysis.turn_log import ReadingError
 
 BUDGETS = (0.01, 0.02, 0.05, 0.1, 0.25)
-MIN_TURNS, MAX_TURNS, MAX_REPEATS = 6_000, 100_000, 100
+MIN_TURNS = 6_000
+"""The fewest turns that are replayed."""
+MAX_TURNS = 100_000
+"""The most turns that are replayed."""
+MAX_REPEATS = 100
+"""How often a file is replayed at most to get ``MIN_TURNS``."""
 FEW = 100
 """A p99 needs at least this many turns."""
 LIGHT_TAIL = 4.0
