@@ -169,7 +169,7 @@ def test_infinite_wait_is_written_to_the_turn_log(make: Any) -> None:
 
 @pytest.fixture
 def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder has a text, and a sound that nobody hears."""
+    """The working folder has a text, and an inaudible sound."""
     (tmp_path / "README.md").write_text("words")
     soundfile.write(tmp_path / "silence.wav", np.full(16_000, 20, np.int16), 16_000)
     soundfile.write(tmp_path / "empty.wav", np.zeros(0, np.int16), 16_000)

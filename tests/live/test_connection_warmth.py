@@ -75,7 +75,7 @@ async def ask(line: Line, turns: int, pause_secs: float = 0.2) -> None:
 async def test_lost_race_leaves_an_open_connection(wire: str, sim: Simulator) -> None:
     members = simulated("openai", sim, QUICK), simulated(wire, sim, "fixed@ttft=5")
     async with line_to(*members) as line:
-        await ask(line, 7)  # some of the losers are latency probes, which the next turn closes
+        await ask(line, 7)  # some of the losers are observed, and the next turn closes them
         assert len(sim.ledger.requests) == 14
     assert cold(line, "b")[1:] == cold(line, "a")[1:] == [False] * 6
     assert {report.attempts[1].outcome for report in line.reports} == {"superseded"}

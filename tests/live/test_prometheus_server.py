@@ -136,7 +136,7 @@ def missing(prometheus: PrometheusServer) -> set[str]:
 
 
 def waits(prometheus: PrometheusServer) -> dict[str, float]:
-    """The panel that names who is slow: the median by provider."""
+    """The panel of slow providers: the median by provider."""
     expression, _ = (e for title, e in expressions() if title == "Waits by provider")
     return {
         line["metric"]["provider"]: secs

@@ -322,7 +322,7 @@ async def test_identical_requests_share_one_race(sim: Simulator) -> None:
         assert len(sim.ledger.requests) == 2
 
 
-async def test_nobody_joins_a_race_that_its_last_client_has_left(
+async def test_no_request_joins_a_race_without_clients(
     sim: Simulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     race, may_close = ProxiedModel.race, asyncio.Event()
@@ -399,7 +399,7 @@ def keys_of(*names: str, **options: Any) -> tuple[dict[str, str], list[dict[str,
 
 
 @WIRES
-async def test_keys_decide_who_may_ask_for_what(sim: Simulator, wire: str) -> None:
+async def test_keys_decide_which_models_a_client_may_use(sim: Simulator, wire: str) -> None:
     keys, settings = keys_of("bot", "one", one={"models": ["gpt"]})
     async with proxied(sim, WELL, keys=settings) as server:
         status = 200 if wire == "openai" else 404

@@ -114,7 +114,7 @@ async def test_a_revoked_key_is_rejected_and_its_streams_end(
             await asyncio.sleep(0.01)
         assert (await ask(url, wire, keys["bot"]))[0] == 401
         assert (await running[1])[1]["body"] == b"".join(events(wire))
-        server.set_keys(())  # the last one is gone: that opens the proxy to nobody
+        server.set_keys(())  # the last one is gone: that does not open the proxy
         for key in (*keys.values(), None):
             assert (await ask(url, wire, key))[0] == 401
 

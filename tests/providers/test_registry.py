@@ -155,13 +155,13 @@ def lose_connections(
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_probe_connection_failure_counts_unless_shared(
+def test_recovery_connection_failure_counts_unless_shared(
     registry: ProviderRegistry, is_shared: bool
 ) -> None:
     end(registry, "failed", times=5)
     assert registry.claim_recovery("a", 100.0)
-    probe = registry.issue("a", "primary", OPEN, 100.0, is_recovery=True)
-    registry.release(probe, "not_connected", 100.0, host="one:443")
+    recovery = registry.issue("a", "primary", OPEN, 100.0, is_recovery=True)
+    registry.release(recovery, "not_connected", 100.0, host="one:443")
     if is_shared:
         lose_connections(registry, 100.0, b="two:443")
     assert not registry.claim_recovery("a", 100.0)

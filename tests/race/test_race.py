@@ -140,7 +140,7 @@ REJECTING = replace(RACE, stall_secs=3.0, rejection_secs=0.0)
 LAST = Setup(HedgePolicy.race(1), stall_secs=3.0, timeout_secs=30.0)
 
 SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
-    # ---- who wins
+    # ---- which attempt wins
     "an empty answer waits for the others": (
         RACE,
         (0.1, AttemptFinished(0)),
@@ -335,7 +335,7 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
         (0.1, HedgeEligibilityChanged({"b": "is down", "c": "is full"}, {"b": 2})),
         (0.1, AttemptFailed(0, NOT_CONNECTED), Launch(1, "c", "failure")),
     ),
-    "a probed one replaces failures last": (
+    "a recovering one replaces failures last": (
         RECOVERING,
         (0.1, HedgeEligibilityChanged({"b": "is busy", "c": "is busy"})),
         (0.1, AttemptFailed(0, NOT_CONNECTED), Launch(1, "c", "failure")),
@@ -346,7 +346,7 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
         (0.1, HedgeEligibilityChanged({"c": "is full"}, {"c": 3})),
         (0.1, AttemptFailed(0, NOT_CONNECTED), REPLACEMENT),
     ),
-    "a probed one gets a hedge in its turn": (RECOVERING, (0.6, TimerFired(), HEDGE)),
+    "a recovering one gets a hedge in its turn": (RECOVERING, (0.6, TimerFired(), HEDGE)),
     # ---- hedges that the budget puts off
     "a deferred hedge is sent when there is budget": (
         Setup(HedgePolicy(rule=PutOff(until=0.75), name="put off"), stall_secs=3.0),

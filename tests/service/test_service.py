@@ -70,7 +70,7 @@ CUT: list[Step] = [
 BY_SENTENCE = HedgePolicy.fallback(commit="first_sentence")
 
 
-# ---- who wins
+# ---- which attempt wins
 
 
 @pytest.mark.parametrize("winner", ["a", "b"])

@@ -106,8 +106,8 @@ def what_was(line: Line, report: TurnReport) -> str:
         return "the fallback"
     if report.commit_reason == "silence":
         return "lost" if text.strip() else "a silence that is meant"
-    # A stream broke off. Whoever took over ended at once, as at the end of a whole sentence he may;
-    # or nobody did, and the caller is told.
+    # A stream broke off. Its continuation ended at once, as it may after a whole sentence; or there
+    # was none, and the caller heard the fallback.
     broke_off = any(a.outcome == "failed" and a.ttft_secs is not None for a in report.attempts)
     part = text.removesuffix(f" {SORRY}")
     if part not in WHOLE or not broke_off or (part == text) == (report.outcome == "failed"):

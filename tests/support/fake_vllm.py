@@ -1,4 +1,4 @@
-"""A server that sends what it is told to, on a real socket, as far as a vLLM is concerned."""
+"""A scripted server on a real socket that answers as a vLLM does."""
 
 from __future__ import annotations
 

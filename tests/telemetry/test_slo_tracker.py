@@ -98,7 +98,9 @@ async def test_fillers_and_fallbacks_keep_no_voice_to_voice_slo(script: list[Ste
 
 
 @pytest.mark.parametrize(("after_secs", "turns"), [(0.3, 0), (3.0, 1)])
-async def test_caller_who_speaks_again(after_secs: float, turns: int) -> None:
+async def test_interrupted_turn_counts_once_its_limit_is_over(
+    after_secs: float, turns: int
+) -> None:
     llm = service(SILENT, PROMPT)
     async with PhoneCall(llm) as call:
         await call.play(*SPEAKS, after_secs, InterruptionFrame, 3.0)
@@ -114,7 +116,7 @@ async def test_slo_of_the_policy_is_tracked() -> None:
 
 
 async def test_slo_of_the_policy_moves_no_hedge() -> None:
-    """Whoever wants hedges in time for it gives ``target_ttft_secs``."""
+    """Hedges in time for it need ``target_ttft_secs``."""
     due: list[tuple[str, float | None]] = []
     for slo in (None, Slo(ttft_secs=0.8)):
         slow, fast = (scripted(Wait(secs), Say("Yes."), model="jagged") for secs in (9.0, 0.1))

@@ -52,7 +52,7 @@ class ProviderRegistry:
     """What a process knows of its providers. Thread-safe.
 
     Attributes:
-        lock: Protects the records, and the budget accounts of whoever plans with them.
+        lock: Protects the records, and the budget accounts of the same process.
         loads: The readings of servers' load, shared with other processes.
         holds: What is given back if its event loop is closed: permits, claims.
         simulated: The providers whose statistics stay in this process, by ``key_of``.

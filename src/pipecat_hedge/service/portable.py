@@ -59,7 +59,7 @@ class Dialect:
         provider: Its name.
         kind: The kind of service-specific messages that it reads.
         has_short_ids: Whether ids of tool calls must be nine letters or digits.
-        reads_thoughts: Whether it reads thoughts of which it is not known who wrote them.
+        reads_thoughts: Whether it reads thoughts of an unknown author.
         needs_thoughts: Whether it rejects a tool call before which it has not thought.
     """
 

@@ -42,7 +42,7 @@ WHOLE_ANSWER_SECS = 60.0
 """The silence after which another upstream gets a request that is not streamed."""
 WORK_SECS = 10.0
 """How long an upstream may work at an answer that is not streamed, of which nothing is seen, before
-another one's rejection of the request is the last word."""
+another one's rejection of the request ends the turn."""
 MAX_HELD_BYTES = 32 * 2**20
 """The most of an answer that is held before anything usable in it."""
 SKIPPED_BYTES = 4096

@@ -1,4 +1,4 @@
-"""The HTTP server: who asks, whether somebody asks the same already, and what is known."""
+"""The HTTP server: checks keys, joins equal requests, answers from the cache, runs the others."""
 
 from __future__ import annotations
 
@@ -249,8 +249,8 @@ class ProxyServer:
         Args:
             asked: The request.
             model: The model.
-            client: Who asks.
-            share_as: The key under which others may join; None for nobody.
+            client: The client.
+            share_as: The key under which others may join; None if none may.
             keep_as: The key of the answer in the cache; None does not keep it.
         """
         keeps = share_as is not None or keep_as is not None
