@@ -98,9 +98,7 @@ async def test_fillers_and_fallbacks_keep_no_voice_to_voice_slo(script: list[Ste
 
 
 @pytest.mark.parametrize(("after_secs", "turns"), [(0.3, 0), (3.0, 1)])
-async def test_interrupted_turn_counts_once_its_limit_is_over(
-    after_secs: float, turns: int
-) -> None:
+async def test_interrupted_turn_counts_after_its_limit(after_secs: float, turns: int) -> None:
     llm = service(SILENT, PROMPT)
     async with PhoneCall(llm) as call:
         await call.play(*SPEAKS, after_secs, InterruptionFrame, 3.0)
