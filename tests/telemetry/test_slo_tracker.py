@@ -21,7 +21,7 @@ from pipecat_hedge import (
 )
 from pipecat_hedge.telemetry.slo_tracker import (
     MAX_SLOS,
-    SLOTS,
+    SLICES,
     WINDOWS_SECS,
     SloStatus,
     SloTracker,
@@ -147,8 +147,8 @@ def test_windows_count_the_turns_of_their_last_slots(
     now += later
     ttft = next(s for s in board.status() if s.objective == "ttft")
     for window, secs in zip(ttft.windows, WINDOWS_SECS, strict=True):
-        width = secs / SLOTS
-        kept = [k for at, k in events if now // width - SLOTS < at // width]
+        width = secs / SLICES
+        kept = [k for at, k in events if now // width - SLICES < at // width]
         assert window == WindowCount(secs, len(kept), kept.count(False))
         assert window.turns <= sum(at >= math.nextafter(now - secs, -math.inf) for at, _ in events)
         assert window.turns >= sum(at > now - secs + width for at, _ in events)

@@ -115,7 +115,7 @@ class Adaptive:
 
 @dataclass(frozen=True, slots=True)
 class TurnFacts:
-    """What is known of a turn before its first request.
+    """A turn before its first request.
 
     Parameters:
         order: The providers' names, in the given order.

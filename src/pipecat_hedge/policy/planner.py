@@ -271,7 +271,7 @@ def silent_secs(
 
 
 def _rule_of_turn(rule: TurnRule, facts: TurnFacts) -> tuple[LaunchRule | Adaptive, str | None]:
-    """Return the rule that a user's rule chooses; without hedges, and why, if it chooses none."""
+    """Return the rule that a user's rule chooses; if it fails, one without hedges, and why."""
     try:
         found: Any = rule.rule_for(facts)
     except Exception as e:

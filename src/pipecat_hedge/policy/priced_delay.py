@@ -6,7 +6,7 @@ to the time by which all but the affordable share of turns (``hedge_budget.py``)
 least ``min_saving_secs``. Where a sentence wins, an attempt with a token is judged by its time from
 there to the sentence.
 
-Silence is the race's business (``Slot.silent_secs``). Providers are assumed to be independent.
+The race handles silence (``Slot.silent_secs``). Providers are assumed to be independent.
 ``docs/design/when-to-hedge.md`` has the figures.
 """
 
@@ -72,7 +72,7 @@ class PricedDelay:
         earliest = since + (_all_but(EARLY * share, curve) if is_first else 0.0)
         latest = since + _all_but(LATE * share, curve)
         secs = benefit.first_above(price, earliest)
-        if secs is None or secs > latest:  # so few still wait that each saving is worth it
+        if secs is None or secs > latest:  # few turns still wait, so any saving is worth it
             secs = benefit.first_above(self.min_saving_secs, latest)
         if secs is not None and self.deadline_secs is None and share < 1:
             secs = benefit.best_time_from(secs, LEAST_GAIN * self.min_saving_secs)

@@ -81,7 +81,7 @@ def choose_route(
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Sends a trial request at the turn's start, then applies another rule; a ``LaunchRule``.
+    """Sends a trial request at the turn's start, then applies ``rule``; a ``LaunchRule``.
 
     Parameters:
         rule: The other rule.
@@ -101,7 +101,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class AskReplaced:
-    """Asks the replaced provider after a rare wait, and else applies a rule; a ``LaunchRule``.
+    """Asks the replaced provider after a rare wait, and else applies ``rule``; a ``LaunchRule``.
 
     Parameters:
         rule: The other rule.

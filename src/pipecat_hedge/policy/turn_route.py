@@ -113,7 +113,7 @@ class ComplexityRouter:
     The score of a turn is from 0 to 1, and less than ``threshold`` is simple. It grows with the
     turn's length, the number of questions, words of reasoning, figures where tools are offered, and
     if the caller corrects the answer before. Within a call the order only changes from simple to
-    complex: what was complex once is likely to be referred to.
+    complex: later turns often refer to a complex one.
     """
 
     def __init__(

@@ -42,8 +42,8 @@ class Change:
 
     Parameters:
         before: The curve before the change.
-        keep: How many of the latest observations belong to the present.
-        factor: The present median in units of the one before.
+        keep: How many of the latest observations are at the new level.
+        factor: The new median in units of the one before.
     """
 
     before: SurvivalCurve
@@ -60,14 +60,14 @@ class ChangePoint:
         self._credit = CREDIT
 
     def begin_again(self) -> None:
-        """Forget the latest observations: they have been compared with what is no longer known."""
+        """Forget the latest observations: they were compared with an outdated curve."""
         self._recent.clear()
 
     def observe(self, secs: float, *, censored: bool, curve: SurvivalCurve) -> Change | None:
-        """Take an observation.
+        """Add an observation.
 
         Args:
-            secs: How long the provider took, in seconds; if censored, how long it was waited for.
+            secs: How long the provider took, in seconds; if censored, the elapsed wait.
             censored: Whether the wait ended without an answer.
             curve: The model's curve before this observation.
 

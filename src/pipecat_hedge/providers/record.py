@@ -1,4 +1,4 @@
-"""What a process knows of one provider and model."""
+"""The record of one provider and model in a process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BreakerChange:
 
 
 class ProviderRecord:
-    """What a process knows of one provider and model. Protected by the registry's lock.
+    """The state of one provider and model. Protected by the registry's lock.
 
     Attributes:
         latencies: Its latency models, by the key of their statistics; see ``Backend.key``.

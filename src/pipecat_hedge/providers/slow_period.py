@@ -1,7 +1,7 @@
 """Detects that a provider has turned slow, compared with its typical latency. Pure.
 
 While a provider is slow, another one gets the first request, and hedges try the slow one again.
-What was learned of it is put aside until it has recovered (``latency.py``).
+Its latency models are put aside until it has recovered (``latency.py``).
 
 An attempt is *late* once it has taken longer than the typical p80, and clearly longer than the
 median; a silent attempt counts as soon as it is late. A late attempt is one step up, an attempt in
@@ -10,8 +10,8 @@ attempts in time in a row end it. In calm times a fifth of the attempts are late
 reaches ``SLOW`` about once in two thousand turns. A model that thinks in a quarter of its turns
 moves its p80, not the steps.
 
-Before ``ENOUGH`` observations no latency is typical: then only an attempt that ended without
-a token, after what is assumed to be late, is one step up.
+Before ``ENOUGH`` observations no latency is typical: only an attempt that ended without a token,
+and was late by the prior, is one step up.
 
 The typical curve is frozen while a slow period is suspected. A time that was read while the event
 loop lagged is a lower bound: the attempt may count as late, but not as in time.
@@ -120,7 +120,7 @@ class SlowPeriod:
             self._count(attempt, secs, late_after)
 
     def count(self, secs: float, late_after_secs: float, *, has_answered: bool) -> None:
-        """Count a time to first token that was measured apart from a race, as in ``ended``."""
+        """Count a time to first token that was measured outside of a race, as in ``ended``."""
         if secs > late_after_secs or has_answered:
             self._count(None, secs, late_after_secs)
 

@@ -1,4 +1,4 @@
-"""On which terms the requests of a session are admitted: the service's own arguments, checked."""
+"""Checks the service's arguments on admission, and combines them into a session's terms."""
 
 from __future__ import annotations
 

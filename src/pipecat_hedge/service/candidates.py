@@ -1,4 +1,4 @@
-"""Which providers a turn may use, and in which order they come before a policy has its say."""
+"""Chooses the providers that a turn may use, and their order before the policy changes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TurnMembers(Generic[A]):
     Parameters:
         given: The providers in this turn's order, with their usable instances; at least one.
         last: Those that come last, whatever their standing, and why; by name.
-        rejecting: The name of one that rejected requests and is to be tried again; or empty.
+        rejecting: The name of one that rejected requests and is tried again; or empty.
     """
 
     given: Sequence[Member[A]]
@@ -35,7 +35,7 @@ class Candidates(Generic[A]):
         members: The providers in order; empty if none may be used.
         recovering: The name of the half-open provider whose recovery request the turn has claimed,
             or None. The turn must release the claim.
-        reason: Why no provider may be used, if that is so.
+        reason: Why no provider may be used; empty if one may.
         last: Those that come last, whatever the planned order, and why; by name.
         in_panic: Whether every breaker is open, so that ``members`` is the final order.
     """

@@ -82,7 +82,7 @@ from pipecat_hedge.service.turn_order import TurnOrder
 
 @dataclass(frozen=True, slots=True)
 class FillerHooks:
-    """What a filler processor wants to know of turns, and says of them.
+    """The callbacks of a filler processor.
 
     Parameters:
         report: Called at the end of each turn; returns its filler report.
@@ -181,8 +181,8 @@ class HedgedLLMService(HostingLLMService):
             residency: The jurisdiction that no request may leave, such as ``eu``: the ``residency``
                 that every provider must have.
             token_budget: The most tokens of a turn's prompt and answer; or one for each tier.
-            answers: What knows answers without asking a provider, in the order in which it is
-                consulted: ``ExactAnswers``, ``FaqAnswers``, or objects of a class of your own.
+            answers: Sources of answers without a provider, in the order in which they are asked:
+                ``ExactAnswers``, ``FaqAnswers``, or objects of a class of your own.
             **kwargs: Further arguments of ``LLMService``.
 
         Raises:
@@ -241,7 +241,7 @@ class HedgedLLMService(HostingLLMService):
         return self._pool.providers
 
     def provider_states(self) -> tuple[ProviderState, ...]:
-        """What is known of each provider now, in the given order."""
+        """The state of each provider now, in the given order."""
         try:
             now = asyncio.get_running_loop().time()
         except RuntimeError:  # outside of a loop: the clock of asyncio's own loops

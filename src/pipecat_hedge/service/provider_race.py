@@ -71,7 +71,7 @@ class ProviderAttempt(Attempt):
         closed_at: When its request was closed, or None.
         is_observed: Whether it has lost and runs on to its first token, as an observed loser.
         has_claim: Whether it is the provider's only observed loser; see ``claim_observed_loser``.
-        is_unmeasured: Whether its provider's latency is to be measured if it loses.
+        is_unmeasured: Whether its provider's latency is measured if it loses.
         silence_alarm: Ends the observation if the provider is silent for too long; None for an
             attempt that is not observed if it loses.
         is_silent: Whether that timer fired before anything came.
@@ -125,7 +125,7 @@ class ProviderAttempt(Attempt):
 
 
 class TurnHost(Protocol[T, B]):
-    """What a turn, an inference or a proxied request does for its race."""
+    """The owner of a race: a turn, an inference or a proxied request."""
 
     async def send(
         self, launch: Launch, attempt: ProviderAttempt, sink: AttemptSink[T], instance: B
@@ -147,7 +147,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
     Attributes:
         policy: The user's policy.
         spec: What the turn asks for.
-        planned: How it is raced; None before ``run``.
+        planned: Its plan; None before ``run``.
         race: The race; None until a request may be sent.
         losers: ``cancel`` or ``drain``, for this turn.
         is_speculative: Whether the caller's turn may still go on; set it before ``run``.
@@ -172,7 +172,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
             policy: The user's policy.
             spec: What the turn asks for.
             members: The session's providers.
-            terms: On which terms its requests are admitted.
+            terms: The terms on which its requests get permits.
         """
         self._loop = asyncio.get_running_loop()
         self._stats = stats
@@ -304,7 +304,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
             self._driver.confirm()
 
     def _learn(self) -> None:
-        """Learn from the attempts; those of a withdrawn turn were not waited for."""
+        """Learn from the attempts, except those of a withdrawn turn."""
         self._mark_simulated()
         is_withdrawn = self.is_speculative and self.race is not None and self.race.winner is None
         if is_withdrawn or not self.spec.is_learned:
@@ -362,7 +362,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
             started_at: When the wait began, in the loop's time.
 
         Returns:
-            The wait from then on; None if nothing is waited for, or with just one live or planned
+            The wait from then on; None if the turn does not wait, or with just one live or planned
             attempt. Past waits are then the better estimate.
         """
         race = self.race
@@ -524,7 +524,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         )
 
     def _abandon(self, attempt: ProviderAttempt) -> None:
-        """Give back what an attempt holds whose event loop was closed. Nothing is learned of it."""
+        """Release what an attempt of a closed event loop holds, and learn nothing from it."""
         if attempt.is_observed:
             self._stats.release_observed_loser(attempt.permit.key)
         self._forget(attempt)

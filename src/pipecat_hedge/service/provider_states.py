@@ -1,4 +1,4 @@
-"""What is known of providers, as the public reports say it."""
+"""Converts providers' standings and estimates to the public reports."""
 
 from __future__ import annotations
 
