@@ -25,7 +25,7 @@ from pipecat_hedge.voice.turn_timeline import TurnLatency
 WINDOWS_SECS = (300.0, 259_200.0)
 """5 minutes show whether an incident is still going on; 3 days are the error budget's window."""
 SLICES = 60
-"""Slots per window: the window covers up to 1/60 less than its length, never more."""
+"""Slices per window: the window covers up to 1/60 less than its length, never more."""
 MAX_SLOS = 32
 """The least recently used SLO is dropped beyond this number."""
 
@@ -185,7 +185,7 @@ class _Window:
     def __init__(self, secs: float):
         self._secs = secs
         self._slices = deque[list[int]](maxlen=SLICES)
-        """Slot number, turns, bad turns."""
+        """Slice number, turns, bad turns."""
 
     def record(self, met: bool, now: float) -> None:
         current = self._slice(now)
