@@ -1,4 +1,4 @@
-"""When a circuit breaker opens, probes and closes."""
+"""When a circuit breaker opens, tries its provider and closes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipecat_hedge.providers.circuit_breaker import (
     JITTER,
     RECOVERED,
-    SETTLES_SECS,
+    UNFOLLOWED_SECS,
     CircuitBreaker,
     CircuitBreakerSettings,
 )
@@ -33,7 +33,7 @@ def fail(it: CircuitBreaker, times: int, now: float = 0.0) -> CircuitBreaker:
     return it
 
 
-def probe(it: CircuitBreaker, verdict: Any, now: float, times: int = 1) -> None:
+def recovery(it: CircuitBreaker, verdict: Any, now: float, times: int = 1) -> None:
     for _ in range(times):
         assert it.claim_recovery(now)
         assert not it.claim_recovery(now)
@@ -124,15 +124,15 @@ def test_reopening_doubles_the_open_time_up_to_the_cap(verdict: Any, reason: str
     for expected in (60, 120, 200, 200):
         assert expected * (1 - JITTER) <= it.open_secs(now) <= expected
         now += it.open_secs(now)
-        probe(it, verdict, now)
+        recovery(it, verdict, now)
     assert reason in it.take_events()[-1].reason
 
 
 @pytest.mark.parametrize(("calm_secs", "expected"), [(200.0, 60), (10.0, 240)])
 def test_long_closed_breaker_opens_briefly_again(calm_secs: float, expected: float) -> None:
     it = fail(breaker(max_recovery_secs=600), 5)
-    probe(it, "failed", 73.0)
-    probe(it, "answered", 223.0, times=RECOVERED)
+    recovery(it, "failed", 73.0)
+    recovery(it, "answered", 223.0, times=RECOVERED)
     now = 223.0 + calm_secs
     assert expected * (1 - JITTER) <= fail(it, 5, now).open_secs(now) <= expected
 
@@ -163,19 +163,19 @@ def test_recently_closed_breaker_does_not_follow() -> None:
     assert it.found(0.0) == "down"
     assert not it.follow_open(30.0, 73.0, FLEET)
     assert it.found(73.0) == "unsure"
-    probe(it, "answered", 73.0, times=RECOVERED)
-    assert not it.follow_open(30.0, 73.0 + SETTLES_SECS - 0.1, FLEET)
-    assert it.follow_open(30.0, 73.0 + SETTLES_SECS, FLEET)
+    recovery(it, "answered", 73.0, times=RECOVERED)
+    assert not it.follow_open(30.0, 73.0 + UNFOLLOWED_SECS - 0.1, FLEET)
+    assert it.follow_open(30.0, 73.0 + UNFOLLOWED_SECS, FLEET)
 
 
-def test_answer_in_another_process_starts_a_probe() -> None:
+def test_answer_in_another_process_starts_a_recovery_request() -> None:
     it = breaker()
     assert not it.follow_closed(0.0, FLEET)
     assert it.follow_open(60.0, 0.0, FLEET)
     assert it.follow_closed(5.0, FLEET)
     assert it.state(5.0) == "half_open"
     assert not it.follow_closed(5.0, FLEET)
-    probe(it, "failed", 6.0)
+    recovery(it, "failed", 6.0)
     assert (it.found(6.0), it.closings) == ("down", 0)
 
 
@@ -206,22 +206,22 @@ STEPS = st.tuples(
 
 
 @given(st.lists(STEPS, max_size=80))
-def test_states_and_probes_stay_consistent(steps: Any) -> None:
+def test_states_and_recovery_requests_stay_consistent(steps: Any) -> None:
     it = breaker()
-    now, probing, states = 0.0, False, ["closed"]
-    for verdict, secs, wants_probe, age_secs in steps:
+    now, is_trying, states = 0.0, False, ["closed"]
+    for verdict, secs, wants_recovery, age_secs in steps:
         now += secs
-        if wants_probe and it.claim_recovery(now):
-            assert not probing
+        if wants_recovery and it.claim_recovery(now):
+            assert not is_trying
             assert it.state(now) == "half_open"
-            probing = True
+            is_trying = True
         if verdict == "fleet open":
             it.follow_open(50.0, now, FLEET)
         elif verdict == "fleet closed":
             it.follow_closed(now, FLEET)
         else:
-            it.record(verdict, now, is_recovery=probing, age_secs=age_secs)
-            probing = False
+            it.record(verdict, now, is_recovery=is_trying, age_secs=age_secs)
+            is_trying = False
         states += [event.after for event in it.take_events()]
     changes = {*itertools.pairwise(states)}
     assert changes <= {

@@ -58,7 +58,7 @@ class RedisServer(RedisProcess):
 
 
 class LossyProxy:
-    """Stands between a client and a Redis, and swallows what that answers when it is told to.
+    """Stands between a client and a Redis, and swallows its answers on request.
 
     Attributes:
         port: Where it listens.

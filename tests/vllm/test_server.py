@@ -322,7 +322,7 @@ async def test_unlisted_models_are_logged_once(
     ("error", "sent"), [(None, 1), (OSError, 1), (Rejected, 5), (asyncio.CancelledError, 5)]
 )
 async def test_prompt_is_read_once_for_all(error: type[BaseException] | None, sent: int) -> None:
-    """A refusal is enough for all who wait; one that was interrupted or rejected is tried again."""
+    """One rejection answers all waiting callers; an interrupted prefill is repeated."""
     server, reads = new_server(), 0
 
     async def read() -> None:
