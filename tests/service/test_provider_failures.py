@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
@@ -29,6 +29,17 @@ from pipecat_hedge.service import planned_turn, provider_race
 from pipecat_hedge.service.provider_client import _read_response
 from pipecat_hedge.service.provider_stats import shared_stats
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
+from tests.no_harm.virtual import (
+    SORRY,
+    Scripts,
+    down,
+    hedged,
+    now,
+    opened,
+    refuses,
+    rests,
+    well,
+)
 from tests.service import builders
 from tests.service.builders import (
     NEVER,
@@ -44,7 +55,6 @@ from tests.support.standing import standing
 
 pytestmark = pytest.mark.virtual_time
 
-SORRY = "One moment, please."
 DOWN: list[Step] = [Wait(0.01), Error()]
 FINE: list[Step] = [Wait(0.3), Say("Yes, do come.")]
 LONG: list[Step] = [Wait(0.3), Say("Yes."), *[Wait(1), Say(" Do come.")] * 8]
@@ -88,10 +98,6 @@ def _broken(*_: Any, **__: Any) -> None:
     raise RuntimeError("out of memory")
 
 
-def now() -> float:
-    return asyncio.get_running_loop().time()
-
-
 def health() -> ProviderRegistry:
     return shared_stats()
 
@@ -106,16 +112,6 @@ def busy(name: str, requests: int) -> list[Permit]:
     return [
         health().issue(f"{name} | scripted", "primary", Terms(), now()) for _ in range(requests)
     ]
-
-
-def overrun(name: str, requests: int) -> None:
-    """Put requests in flight to a provider that has just rejected another."""
-    health().release(busy(name, requests + 1).pop(), "busy", now())
-
-
-def rest(name: str, secs: float) -> None:
-    """Record a Retry-After of a provider."""
-    health().set_retry_after(f"{name} | scripted", now() + secs)
 
 
 def in_flight() -> int:
@@ -141,6 +137,73 @@ async def open_breaker(line: Line) -> None:
     """Have the first provider's breaker open and become half-open."""
     await run_turns(line, 5)
     await asyncio.sleep(HALF_OPEN_SECS)
+
+
+@pytest.mark.parametrize(
+    ("providers", "enter", "answer", "secs"),
+    [
+        pytest.param(
+            [well("a"), down()],
+            lambda: (rests("a", 20.0), opened("b")),
+            "From a.",
+            0.3,
+            id="Retry-After, the other's breaker is open",
+        ),
+        pytest.param(
+            [well("a"), well("b")],
+            lambda: (rests("a", 60.0), rests("b", 30.0)),
+            "From b.",
+            0.2,
+            id="Retry-After of all",
+        ),
+        pytest.param([down(), well("b")], lambda: refuses("b"), "From b.", 0.3, id="no other left"),
+        pytest.param(
+            [well("a")], lambda: (refuses("a"), rests("a", 60.0)), "From a.", 0.2, id="alone"
+        ),
+        pytest.param(
+            [well("a"), well("b")],
+            lambda: (refuses("a"), opened("b")),
+            "From b.",
+            0.2,
+            id="rejecting, the other's breaker is open",
+        ),
+        pytest.param(
+            [well("a"), well("b")],
+            lambda: (opened("b", HALF_OPEN_SECS), refuses("a")),
+            "From b.",
+            0.2,
+            id="rejecting, the other's breaker is half-open",
+        ),
+        pytest.param(
+            [down(), well("b"), well("c")],
+            lambda: (refuses("b"), opened("c")),
+            "From c.",
+            0.3,
+            id="two unwell replacements",
+        ),
+        pytest.param(
+            [down(), well("b"), well("c")],
+            lambda: shared_stats().set_used_up("b | scripted", until=now() + 60),
+            "From c.",
+            0.3,
+            id="a replacement's rate limit is used up",
+        ),
+    ],
+)
+async def test_unwell_providers_are_asked_after_others(
+    providers: list[Scripts], enter: Callable[[], Any], answer: str, secs: float
+) -> None:
+    """In turns and inferences; and are asked if no other is left, as by a bare service."""
+    llm = hedged(*providers)
+    async with Line(llm) as line:
+        await asyncio.sleep(2 * HALF_OPEN_SECS)
+        enter()
+        await line.ask()
+        report = await line.report()
+        began = now()
+        assert await llm.run_inference(said()) == "In short."
+        assert now() - began == pytest.approx(secs)
+    assert (line.text, report.ttft_secs) == (answer, pytest.approx(secs))
 
 
 class TestBreakers:
@@ -169,7 +232,7 @@ class TestBreakers:
         assert standing(health(), "a | scripted", now()).breaker == "closed"
 
     @pytest.mark.parametrize("attempts", [1, 2])
-    async def test_half_open_provider_is_probed_beside_a_healthy_one(self, attempts: int) -> None:
+    async def test_half_open_provider_is_asked_beside_a_healthy_one(self, attempts: int) -> None:
         a, b = scripts(*[DOWN] * 5, [Wait(0.2), Say("I am back.")]), scripts(FINE)
         policy = HedgePolicy.fallback(max_attempts=attempts)
         async with Line(racing(a, b, policy=policy)) as line:
@@ -179,7 +242,7 @@ class TestBreakers:
         assert [launches(line, turn) for turn in (5, 6, 7)] == [*[probing] * 2, [("a", "primary")]]
 
     @pytest.mark.parametrize("is_late", [False, True])
-    async def test_probe_is_an_additional_attempt(
+    async def test_recovery_request_is_an_additional_attempt(
         self, is_late: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A late event loop sends none."""
@@ -208,11 +271,11 @@ class TestBreakers:
             await run_turns(line, 1)
         assert requests(a, b) == [6, 6]
 
-    async def test_no_probe_during_retry_after(self) -> None:
+    async def test_no_recovery_request_during_retry_after(self) -> None:
         a, b = scripts(*[DOWN] * 5, FINE), scripts(FINE)
         async with Line(racing(a, b)) as line:
             await run_turns(line, 5)
-            rest("a", HALF_OPEN_SECS + 25)
+            rests("a", HALF_OPEN_SECS + 25)
             await asyncio.sleep(HALF_OPEN_SECS)
             await run_turns(line, 1)
             assert requests(a, b) == [5, 6]
@@ -232,13 +295,6 @@ class TestBreakers:
                 await asyncio.sleep(1)
                 assert a.open_requests == 0
         assert line.text.startswith("Yes, do come." * 7 + "Late."), "it is first again"
-
-    async def test_all_breakers_open_sends_requests_as_usual(self) -> None:
-        a, b = scripts(*[DOWN] * 8, FINE), scripts(DOWN)
-        line = await asked(racing(a, b), turns=10)
-        assert requests(a, b) == [10, 8]
-        outcomes = [report.outcome for report in line.reports]
-        assert outcomes == ["failed"] * 8 + ["answered"] * 2
 
     async def test_all_breakers_open_rotates_the_first_choice(self) -> None:
         policy = HedgePolicy.fallback(max_attempts=3)
@@ -363,15 +419,7 @@ class TestLoad:
             await two.ask()
             assert requests(c, d) == [1, 1]
 
-    async def test_request_is_sent_though_its_provider_rejects(self) -> None:
-        """As a bare service would send it, and repeat it."""
-        overrun("a", 80)
-        rest("a", 60.0)
-        line = await asked(racing(scripts(FINE)))
-        assert line.reports[0].ttft_secs == pytest.approx(0.3)
-
-    @pytest.mark.parametrize("has_premium", [True, False])
-    async def test_standard_turn_leaves_room_for_premium_ones(self, has_premium: bool) -> None:
+    async def test_standard_turn_leaves_room_for_premium_ones(self) -> None:
         """A third of the limit, in the minute after a premium turn."""
         tiers: list[Tier] = ["premium", "standard"]
         premium, standard = (
@@ -380,11 +428,9 @@ class TestLoad:
         busy("a", 7)
         bound("a", 10)
         async with premium, standard:
-            if has_premium:
-                await premium.ask()
-                assert premium.text == "Yes, do come."
+            await premium.ask()
             await standard.ask()
-            assert standard.text == (SORRY if has_premium else "Yes, do come.")
+        assert (premium.text, standard.text) == ("Yes, do come.", SORRY)
 
     async def test_rejected_hedge_is_not_sent_and_refunded(self) -> None:
         bound("b", 1)
@@ -404,13 +450,12 @@ class TestLoad:
             await one.interrupt()
             await holding
 
-    async def test_earliest_provider_is_used_when_all_have_retry_after(self) -> None:
-        a, b = scripts(FINE), scripts(FINE)
-        rest("a", 60.0)
-        rest("b", 30.0)
-        line = await asked(racing(a, b), turns=2, pause_secs=28.0)
-        assert requests(a, b) == [0, 2]
-        assert [report.ttft_secs for report in line.reports] == pytest.approx([0.3, 0.3])
+    async def test_slow_inferences_do_not_lower_the_limit(self) -> None:
+        """An inference of six seconds is no evidence of a provider's capacity."""
+        before = standing(health(), "a | scripted", now()).limit
+        sessions = [racing(Inferring(secs=6.0)) for _ in range(40)]
+        await asyncio.gather(*(llm.run_inference(said()) for llm in sessions))
+        assert standing(health(), "a | scripted", now()).limit == before
 
     async def test_failed_inference_releases_its_permit(
         self, monkeypatch: pytest.MonkeyPatch
@@ -427,18 +472,18 @@ class TestShedding:
     """``admission="shed"``: for a platform beyond its capacity."""
 
     async def test_shedding_turn_without_room_ends_at_once(self) -> None:
+        """Beside one of a session that does not shed, which is answered."""
         bound("a", 1)
-        lines = [Line(racing(scripts(FINE), admission="shed")) for _ in range(2)]
-        async with lines[0], lines[1]:
-            holding = asyncio.create_task(lines[0].ask())
-            await asyncio.sleep(0.01)
-            await lines[1].ask()
-            await holding
-        report = lines[1].reports[0]
-        assert lines[1].text == SORRY
+        busy("a", 1)
+        shedding, other = Line(racing(scripts(FINE), admission="shed")), Line(racing(scripts(FINE)))
+        async with shedding, other:
+            await shedding.ask()
+            await other.ask()
+        (report,) = shedding.reports
+        assert (shedding.text, other.text) == (SORRY, "Yes, do come.")
         assert (report.attempts, report.outcome, report.duration_secs) == ((), "failed", 0.0)
         assert report.degraded_reason == "a has 1 of 1 requests in flight"
-        assert in_flight() == 0
+        assert other.reports[0].ttft_secs == pytest.approx(0.3)
 
     async def test_shedding_turn_replaces_a_failure_only_where_there_is_room(self) -> None:
         a, b, c = scripts(DOWN), scripts(FINE), scripts(FINE)
@@ -458,7 +503,7 @@ class TestShedding:
         assert (len(line.errors), line.framing) == (6, ["<", "t", ">"] * 6)
 
 
-class TestLatencyProbes:
+class TestObservedLosers:
     """Of the losing requests, some run on until their first token."""
 
     TURNS = 60
@@ -471,7 +516,7 @@ class TestLatencyProbes:
         return racing(quick, slow, policy=HedgePolicy.race(2, probes=probes))
 
     @pytest.mark.parametrize("probes", [True, False])
-    async def test_probe_is_reported_with_its_latency(self, probes: bool) -> None:
+    async def test_observed_loser_is_reported_with_its_latency(self, probes: bool) -> None:
         line = await asked(self.reasoning(probes=probes), self.TURNS, pause_secs=3.0)
         assert sorted(report.turn for report in line.reports) == [*range(1, self.TURNS + 1)]
         losers = [report.attempts[1] for report in line.reports]
@@ -488,7 +533,7 @@ class TestLatencyProbes:
             assert loser.usd == (loser.input_tokens + 2 * loser.output_tokens) / 1e6
 
     @pytest.mark.parametrize("is_interrupted", [False, True])
-    async def test_end_of_the_call_ends_and_reports_a_probe(self, is_interrupted: bool) -> None:
+    async def test_end_of_the_call_ends_an_observed_loser(self, is_interrupted: bool) -> None:
         """So does an interruption."""
         async with Line(self.reasoning()) as line:
             await run_turns(line, 4)
