@@ -88,9 +88,13 @@ def rests(name: str, secs: float) -> None:
     shared_stats().set_retry_after(f"{name} | scripted", now() + secs)
 
 
+def uses_up(name: str) -> None:
+    """A provider whose rate limit is used up."""
+    shared_stats().set_used_up(f"{name} | scripted", until=float("inf"))
+
+
 def unwell(name: str) -> None:
     """Open a provider's breaker, have its queue be too long and its rate limit be used up."""
     opened(name)
-    health, key = shared_stats(), f"{name} | scripted"
-    health.record(key).limit.set_queue(0, until=float("inf"))
-    health.set_used_up(key, until=float("inf"))
+    uses_up(name)
+    shared_stats().record(f"{name} | scripted").limit.set_queue(0, until=float("inf"))
