@@ -17,7 +17,7 @@ from pipecat.frames.frames import InterruptionFrame, LLMTextFrame
 from pipecat.services.llm_service import LLMService
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, ProviderStats, TurnReport
-from tests.live.faulty_upstream import events
+from tests.live.wire_streams import events
 from tests.support.line import Line
 from tests.support.simulated import close, simulated
 
@@ -156,7 +156,7 @@ class ScriptedProvider:
                 await out.write(b": well\n\n")
                 await asyncio.sleep(0.2)
         stream = events(self.wire, ANSWER)
-        head = 3 if self.wire == "anthropic" else 1
+        head = 2 if self.wire == "anthropic" else 1
         if reply.thinks:
             stream = await self._think(out, stream, reply.first_secs)
             head = 0

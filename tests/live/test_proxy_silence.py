@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from pipecat_hedge.tools.proxy import model as model_module
-from tests.live.faulty_upstream import PATHS
+from tests.live.proxied import PATHS, asking, proxied
 from tests.live.scripted_provider import (
     ANSWER,
     HANGS,
@@ -24,8 +24,9 @@ from tests.live.scripted_provider import (
     ScriptedProvider,
     scripted_providers,
 )
-from tests.live.scripted_upstream import asking, proxied, replying, scripted
-from tests.live.test_proxy_passing import JSON, NOTHING, chunk, gpt_stream
+from tests.live.scripted_upstream import replying, scripted
+from tests.live.test_proxy_passing import JSON, NOTHING
+from tests.live.wire_streams import chunk, gpt_stream
 
 pytestmark = [pytest.mark.live, pytest.mark.realtime, pytest.mark.timeout(120)]
 

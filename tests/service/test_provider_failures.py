@@ -153,7 +153,7 @@ UNWELL: dict[str, tuple[str, Callable[[], Any], str, float]] = {
     "rejecting replacement": ("-++", lambda: (refuses("b"), opened("c")), "c", 0.3),
     "replacement's rate limit used up": ("-++", lambda: uses_up("b"), "c", 0.3),
 }
-"""The providers, which are well (+) or fail, what befalls them, and which answers after how long."""
+"""The providers, which are well (+) or fail; what befalls them; which one answers, and when."""
 
 
 @pytest.mark.parametrize("case", UNWELL)

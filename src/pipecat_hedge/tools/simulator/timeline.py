@@ -296,6 +296,12 @@ def _reasoning_forever(scene: Scene) -> Iterator[Step]:
     yield from scene.spaced(thoughts, max(scene.interval_secs, _MIN_INTERVAL_SECS))
 
 
+def _endless(scene: Scene) -> Iterator[Step]:
+    yield from scene.opening()
+    tokens = itertools.cycle(scene.reply.events)
+    yield from scene.spaced(tokens, max(scene.interval_secs, _MIN_INTERVAL_SECS))
+
+
 def _dribble(scene: Scene) -> Iterator[Step]:
     return scene.answer(scene.reply.events, interval_secs=scene.delay_secs)
 
@@ -361,6 +367,7 @@ _FAULTS = (
     Fault("empty", _empty, "a proper end without any content"),
     Fault("whitespace", _whitespace, "a proper end after blank text only"),
     Fault("reasoning_forever", _reasoning_forever, "reasoning that never becomes an answer"),
+    Fault("endless", _endless, "the answer's tokens again and again, without end"),
     Fault("think_tags", _think_tags, "inline <think>…</think> before the answer"),
     Fault(
         "dribble",
