@@ -189,7 +189,7 @@ async def test_clients_that_never_read_hold_upstreams_back_and_are_let_go(
 ) -> None:
     monkeypatch.setattr(response_module, "WRITE_SECS", 1.0)
     monkeypatch.setattr(response_module, "MAX_SILENCE_SECS", 0.5)
-    size, count = 10_000, 10
+    size, count = 50_000, 10
     async with racing(sim, f"fixed@ttft=0,fault=endless,answer={'x' * size}") as url:
         body = json.dumps(asking(wire, stream=True)).encode()
         host, port = url.removeprefix("http://").split(":")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import struct
@@ -17,6 +18,7 @@ from aiohttp import web
 from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.tools.proxy import ProxyServer, ProxySettings
 from tests.live.proxied import HELLO, sdk, url_of
+from tests.live.scripted_upstream import Scripted, replying, scripted
 from tests.live.wire_streams import WORDS, claude_whole, events
 
 pytestmark = pytest.mark.live
@@ -39,49 +41,31 @@ def frame(event: bytes) -> bytes:
     return head + headers + payload + struct.pack(">I", zlib.crc32(head + headers + payload))
 
 
-class Cloud:
+async def answer(request: web.Request) -> web.StreamResponse:
     """The endpoints of both clouds. A model's name says how it answers."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, dict[str, Any]]] = []
-        self.url = ""
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json()
-        self.seen.append((request.path, body))
-        if "busy" in request.path:
-            found = {"type": "error", "error": {"type": "rate_limit_error", "message": "busy"}}
-            return web.json_response(found, status=429, headers={"retry-after": "1"})
-        if "count-tokens" in request.path:
-            return web.json_response({"input_tokens": 12})
-        is_amazon = "/invoke" in request.path
-        if not request.path.endswith(("stream", ":streamRawPredict")):
-            text = {"type": "text", "text": "Yes."}
-            return web.Response(
-                body=claude_whole("end_turn", text), content_type="application/json"
-            )
-        kind = "application/vnd.amazon.eventstream" if is_amazon else "text/event-stream"
-        out = web.StreamResponse(headers={"content-type": kind})
-        await out.prepare(request)
-        stream = events("anthropic")
-        if "error" in request.path and not is_amazon:
-            error = {"type": "error", "error": {"type": "overloaded_error", "message": "busy"}}
-            stream[1:] = [b"event: error\ndata: " + json.dumps(error).encode() + b"\n\n"]
-        for event in stream:
-            await out.write(frame(event) if is_amazon else event)
-        return out
+    if "busy" in request.path:
+        found = {"type": "error", "error": {"type": "rate_limit_error", "message": "busy"}}
+        return web.json_response(found, status=429, headers={"retry-after": "1"})
+    if "count-tokens" in request.path:
+        return web.json_response({"input_tokens": 12})
+    is_amazon = "/invoke" in request.path
+    if not request.path.endswith(("stream", ":streamRawPredict")):
+        whole = claude_whole("end_turn", {"type": "text", "text": "Yes."})
+        return await replying(whole, content_type="application/json")(request)
+    stream = events("anthropic")
+    if "error" in request.path and not is_amazon:
+        error = {"type": "error", "error": {"type": "overloaded_error", "message": "busy"}}
+        stream[1:] = [b"event: error\ndata: " + json.dumps(error).encode() + b"\n\n"]
+    if is_amazon:
+        frames = map(frame, stream)
+        return await replying(*frames, content_type="application/vnd.amazon.eventstream")(request)
+    return await replying(*stream)(request)
 
 
 @pytest.fixture
-async def cloud() -> AsyncIterator[Cloud]:
-    cloud, app = Cloud(), web.Application()
-    app.router.add_post("/{path:.*}", cloud.answer)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    cloud.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield cloud
-    await runner.cleanup()
+async def cloud() -> AsyncIterator[Scripted]:
+    async with scripted(answer) as cloud:
+        yield cloud
 
 
 @pytest.fixture(params=["bedrock", "vertex"])
@@ -93,7 +77,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 @asynccontextmanager
-async def claude_on(cloud: Cloud, kind: str, *models: str) -> AsyncIterator[Any]:
+async def claude_on(cloud: Scripted, kind: str, *models: str) -> AsyncIterator[Any]:
     upstreams = [
         {
             "name": f"{number}",
@@ -115,7 +99,7 @@ async def claude_on(cloud: Cloud, kind: str, *models: str) -> AsyncIterator[Any]
         yield client
 
 
-async def test_claude_on_a_cloud_answers_as_the_api_does(cloud: Cloud, kind: str) -> None:
+async def test_claude_on_a_cloud_answers_as_the_api_does(cloud: Scripted, kind: str) -> None:
     async with claude_on(cloud, kind, "claude-x") as client:
         whole = await client.messages.create(model="claude", max_tokens=99, messages=HELLO)
         assert whole.content[0].text == "Yes."
@@ -132,19 +116,22 @@ async def test_claude_on_a_cloud_answers_as_the_api_does(cloud: Cloud, kind: str
         name, data = event.split(b"\ndata: ")
         assert name == expected.split(b"\n")[0]
         assert json.loads(data) == json.loads(expected.partition(b"data: ")[2])
-    path, sent = cloud.seen[-1]
-    assert "claude-x" in path
+    sent = json.loads(cloud.asked[-1].body)
+    assert "claude-x" in cloud.asked[-1].path
     assert (sent["new"], sent["system"], sent["messages"]) == (3, "Be brief.", HELLO)
 
 
-async def test_a_cloud_s_refusal_keeps_its_status(cloud: Cloud, kind: str) -> None:
+async def test_a_cloud_s_refusal_keeps_its_status(cloud: Scripted, kind: str) -> None:
     async with claude_on(cloud, kind, "busy") as client:
-        for stream in (False, True):
-            with pytest.raises(anthropic.RateLimitError) as refused:
+
+        async def refused(stream: bool) -> str | None:
+            with pytest.raises(anthropic.RateLimitError) as error:
                 await client.messages.create(
                     model="claude", max_tokens=99, messages=HELLO, stream=stream
                 )
-            assert refused.value.response.headers["retry-after"] == "1"
+            return error.value.response.headers.get("retry-after")
+
+        assert await asyncio.gather(refused(False), refused(True)) == ["1", "1"]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +140,7 @@ async def test_a_cloud_s_refusal_keeps_its_status(cloud: Cloud, kind: str) -> No
     indirect=["kind"],
 )
 async def test_a_cloud_that_refuses_or_sends_an_error_event_is_replaced(
-    cloud: Cloud, kind: str, fault: str
+    cloud: Scripted, kind: str, fault: str
 ) -> None:
     async with (
         claude_on(cloud, kind, fault, "claude-x") as client,
@@ -163,8 +150,8 @@ async def test_a_cloud_that_refuses_or_sends_an_error_event_is_replaced(
 
 
 @pytest.mark.parametrize("kind", ["vertex"], indirect=True)
-async def test_tokens_are_counted_not_answered(cloud: Cloud, kind: str) -> None:
+async def test_tokens_are_counted_not_answered(cloud: Scripted, kind: str) -> None:
     async with claude_on(cloud, kind, "claude-x") as client:
         counted = await client.messages.count_tokens(model="claude", messages=HELLO)
     assert counted.input_tokens == 12
-    assert [path for path, _ in cloud.seen if "count-tokens" not in path] == []
+    assert all("count-tokens" in asked.path for asked in cloud.asked)
