@@ -177,7 +177,10 @@ class Simulator(ProviderUrls):
         await self.ledger.wait_until(lambda ledger: not ledger.open, timeout_secs)
 
     def behaviour_of(self, body: dict[str, Any]) -> str:
-        """How to serve a request: its model's name. A subclass may decide otherwise."""
+        """How to serve a request: its model's name. A subclass may decide otherwise.
+
+        Of Google's protocol the address names the model, and always decides.
+        """
         return _model_in(body)
 
     def _socket(self, name: str, port: int = 0) -> socket.socket:
