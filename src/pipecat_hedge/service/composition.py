@@ -79,7 +79,7 @@ def join_fleet(store: SharedStore, stats: ProviderStats) -> FleetSync:
     """Share statistics through a store."""
     from pipecat_hedge.fleet.sync import FleetSync
 
-    return FleetSync(store, stats, stats.accounts.accounts)
+    return FleetSync(store, stats, stats.accounts)
 
 
 def slo_tracker(events: EventHub) -> SloTracker:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from weakref import WeakSet
 
 from loguru import logger
 
 from pipecat_hedge.policy.budget_accounts import BudgetAccounts, BudgetState
-from pipecat_hedge.providers.backends import MOST_PROVIDERS, record_key_of
+from pipecat_hedge.providers.backends import MOST_PROVIDERS, Backend, record_key_of
 from pipecat_hedge.providers.background import LoopWork
 from pipecat_hedge.providers.latency import ProviderLatency
 from pipecat_hedge.providers.loop_lag import LoopWatch
@@ -65,7 +65,7 @@ class ProviderStats(ProviderRegistry):
         """
         self.loop_watch = LoopWatch()
         super().__init__(lag_secs=self.loop_watch.lag_now)
-        self.accounts = BudgetAccounts(self.lock, self._processes)
+        self.accounts = BudgetAccounts(self.lock)
         shared = store if isinstance(store, SharedStore) else None
         self._store = None if isinstance(store, SharedStore) else store
         self._clock = clock
@@ -96,20 +96,22 @@ class ProviderStats(ProviderRegistry):
         """The state of each budget that was used lately."""
         return self.accounts.states()
 
-    def _processes(self) -> int:
-        return 1 if self.fleet is None else self.fleet.processes
-
     def _introduce(self, key: str, latency: ProviderLatency) -> None:
         if self.fleet is not None:
             self.fleet.introduce(key, latency)
 
     # ---- while there are sessions
 
-    def begin_session(self) -> None:
+    def begin_session(self, backends: Collection[Backend] = ()) -> None:
         """Watch the loop and share statistics with other processes, until ``end_session``.
 
         Each session calls it once, on its own event loop. Without a shared store nothing is shared.
+
+        Args:
+            backends: The providers of which the session wants to know what the fleet knows.
         """
+        if self.fleet is not None:
+            self.fleet.want([backend.key for backend in backends])
         self._background.hold()
 
     async def end_session(self) -> None:
