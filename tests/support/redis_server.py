@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import suppress
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import redis
@@ -51,7 +51,7 @@ class RedisServer(RedisProcess):
         found: dict[str, int] = {}
         for key in self.names(f"{root}:latency:*"):
             name = key.removeprefix(f"{root}:latency:").rpartition(":")[0]
-            counts = counts_of({k: int(v) for k, v in self.control.hgetall(key).items()})
+            counts = counts_of({k: int(v) for k, v in cast("Any", self.control).hgetall(key).items()})
             found[name] = found.get(name, 0) + int(counts[ALL].sum())
         return found
 

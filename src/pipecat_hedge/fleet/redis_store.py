@@ -147,14 +147,14 @@ class RedisStore:
                 pipe.hgetall(self._key("latency", key, hour))
             for key, window in budgets:
                 pipe.hgetall(self._key("budget", key, window))
-            if providers:
-                pipe.mget([self._key("down", key) for key in providers])
+            for key in providers:  # not MGET, which a pipeline of a cluster cannot have
+                pipe.get(self._key("down", key))
 
         found = await self._pipeline(commands)
         sums: dict[str, Counter[str]] = {key: Counter() for key in request.budgets}
         for (key, _), fields in zip(budgets, found[len(latencies) :], strict=False):
             sums[key].update(_sums(fields))
-        down = found[-1] if providers else []
+        down = found[len(latencies) + len(budgets) :]
         return News(
             {at: _sums(fields) for at, fields in zip(latencies, found, strict=False)},
             sums,
@@ -205,6 +205,7 @@ class RedisStore:
 
     async def _run(self, command: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
         loop = asyncio.get_running_loop()
+        raised = (self._errors.RedisError, self._errors.RedisClusterException)
         if self._client is None or self._loop is not loop:  # another loop's cannot be used here
             self._loop = loop
             self._client = self._cluster() if self._is_cluster else self._single()
@@ -217,7 +218,7 @@ class RedisStore:
                 raise StoreUnavailable("the cluster's nodes change: tried again") from None
             self._is_cluster = True
             return await self._run(command)
-        except (self._errors.RedisError, OSError, TimeoutError, UnicodeError) as e:
+        except (*raised, OSError, TimeoutError, UnicodeError) as e:
             await self.close()
             raise StoreUnavailable(self._why(e)) from None
         except BaseException:
