@@ -108,18 +108,18 @@ def _loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
     connect, sendto = socket.socket.connect, socket.socket.sendto
 
     def checked_connect(self: socket.socket, address: Any) -> None:
-        _refuse_beyond_loopback(address)
+        _check_loopback(address)
         return connect(self, address)
 
     def checked_sendto(self: socket.socket, *args: Any) -> int:
-        _refuse_beyond_loopback(args[-1])
+        _check_loopback(args[-1])
         return sendto(self, *args)
 
     monkeypatch.setattr(socket.socket, "connect", checked_connect)
     monkeypatch.setattr(socket.socket, "sendto", checked_sendto)
 
 
-def _refuse_beyond_loopback(address: Any) -> None:
+def _check_loopback(address: Any) -> None:
     if not isinstance(address, tuple) or address[0] in ("localhost", ""):
         return
     if not ipaddress.ip_address(address[0].split("%")[0]).is_loopback:

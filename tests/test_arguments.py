@@ -1,4 +1,4 @@
-"""Invalid arguments are refused at construction: the message names the field and the remedy."""
+"""Invalid arguments are errors at construction: the message names the field and the remedy."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ NEVER: list[Any] = [None, math.inf]
         (LiveFeed, COUNT, "turns", [None]),
     ],
 )
-async def test_wrong_number_or_flag_is_refused(
+async def test_wrong_number_or_flag_is_an_error(
     make: Any, kind: str, fields: str, also: list[Any], in_a_folder: Path
 ) -> None:
     """Text, True, NaN, what is negative, and infinity and None where they mean nothing."""
@@ -169,7 +169,7 @@ def test_infinite_wait_is_written_to_the_turn_log(make: Any) -> None:
 
 @pytest.fixture
 def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder has a text, and a sound that nobody hears."""
+    """The working folder has a text, and an inaudible sound."""
     (tmp_path / "README.md").write_text("words")
     soundfile.write(tmp_path / "silence.wav", np.full(16_000, 20, np.int16), 16_000)
     soundfile.write(tmp_path / "empty.wav", np.zeros(0, np.int16), 16_000)
@@ -385,7 +385,7 @@ WEBSOCKET = OpenAIResponsesLLMService(api_key="k")
         row(Network, "jitter_secs must be from 0 to 1 s, got -0.1", jitter_secs=-0.1),
     ],
 )
-async def test_invalid_argument_is_refused_with_a_remedy(
+async def test_invalid_argument_names_its_remedy(
     make: Any, arguments: dict[str, Any], message: str, in_a_folder: Path
 ) -> None:
     with pytest.raises(ValueError, match=message) as caught:

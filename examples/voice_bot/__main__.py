@@ -32,18 +32,18 @@ def main() -> int:
     os.environ.setdefault("LOGURU_LEVEL", "WARNING")  # until the bot is ready
     missing = [module for module in NEEDED if importlib.util.find_spec(module) is None]
     if missing:
-        return _refuse(f'not installed: {", ".join(missing)}; run pip install -e ".[demo]"')
+        return _fail(f'not installed: {", ".join(missing)}; run pip install -e ".[demo]"')
 
     from examples.voice_bot.choices import SettingError
 
     try:
         _serve(sys.argv[1:])
     except SettingError as error:
-        return _refuse(str(error))
+        return _fail(str(error))
     return 0
 
 
-def _refuse(why: str) -> int:
+def _fail(why: str) -> int:
     print(f"voice bot: {why}", file=sys.stderr)
     return 2
 

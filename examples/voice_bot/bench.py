@@ -21,7 +21,7 @@ BEHAVIOURS: dict[str, tuple[str, dict[str, Any]]] = {
     "529": ("rejects every request: overloaded", {"fault": "529", "rate": 1}),
     "cut": ("closes the connection in mid-sentence", {"fault": "cut", "rate": 1}),
 }
-"""What a simulated provider can be told to do, with its meaning and the simulator's conditions."""
+"""What a simulated provider can do, with its meaning and the simulator's conditions."""
 
 
 class Change(BaseModel):

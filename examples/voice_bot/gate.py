@@ -87,8 +87,8 @@ class Gate:
             starts_call = self._starts_call(scope, body)
             if starts_call and self.sessions >= self._max_sessions:
                 raise Rejected(503, f"all {self._max_sessions} sessions are taken: try again later")
-        except Rejected as refused:
-            await _refuse(scope, receive, send, refused)
+        except Rejected as rejected:
+            await _reject(scope, receive, send, rejected)
             return
         self.sessions += starts_call  # no await between check and increment
         try:
@@ -101,7 +101,7 @@ class Gate:
             return [value.decode("latin-1") for name, value in scope["headers"] if name == wanted]
 
         is_open = scope["path"] in WATCHED and not self._is_local
-        why = self._origins.refusal(
+        why = self._origins.why_forbidden(
             header_values(b"origin"), None if is_open else header_values(b"host")
         )
         if why is not None:
@@ -172,20 +172,20 @@ def _checked_offer(body: bytes) -> str | None:
     return pc_id
 
 
-async def _refuse(scope: Message, receive: Receive, send: Send, refused: Rejected) -> None:
-    body = f"{refused}\n".encode()
+async def _reject(scope: Message, receive: Receive, send: Send, rejected: Rejected) -> None:
+    body = f"{rejected}\n".encode()
     if scope["type"] == "websocket":
         await receive()
-        await send({"type": "websocket.close", "code": 1008, "reason": str(refused)})
+        await send({"type": "websocket.close", "code": 1008, "reason": str(rejected)})
         return
     headers = [
         (b"content-type", b"text/plain; charset=utf-8"),
         (b"content-length", str(len(body)).encode()),
         (b"connection", b"close"),
     ]
-    if refused.status == 503:
+    if rejected.status == 503:
         headers.append((b"retry-after", b"15"))
-    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+    await send({"type": "http.response.start", "status": rejected.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 

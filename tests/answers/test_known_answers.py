@@ -1,4 +1,4 @@
-"""A service that knows answers: nobody is asked for them."""
+"""A service with known answers sends no request for them."""
 
 from __future__ import annotations
 

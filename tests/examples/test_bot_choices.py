@@ -162,7 +162,7 @@ def test_every_setting_is_in_the_example_file_once() -> None:
 def test_a_missing_package_is_named_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A key without its package is told at the start."""
+    """A key without its package is an error at the start."""
     monkeypatch.setitem(sys.modules, "deepgram", None)
     with pytest.raises(SettingError, match=r'pip install -e "\.\[cloud\]"'):
         check_installed(choose({"DEEPGRAM_API_KEY": "k"}))

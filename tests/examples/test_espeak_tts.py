@@ -149,7 +149,7 @@ async def test_settings_can_be_changed_between_sentences():
         ({"words_per_minute": 20}, r"words_per_minute: 20 is outside 80 to 450"),
     ],
 )
-def test_what_the_engine_cannot_speak_with_is_refused(settings: dict[str, object], message: str):
+def test_what_the_engine_cannot_speak_with_is_an_error(settings: dict[str, object], message: str):
     with pytest.raises(ConfigurationError, match=message):
         service(**settings)
 

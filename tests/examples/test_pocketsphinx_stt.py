@@ -109,7 +109,7 @@ async def test_the_time_to_the_transcript_is_announced():
     ],
     ids=["missing", "no grammar", "unknown word"],
 )
-def test_what_is_no_grammar_is_refused(tmp_path: Path, text: str | None, message: str):
+def test_what_is_no_grammar_is_an_error(tmp_path: Path, text: str | None, message: str):
     """The error names the argument, the file and the remedy."""
     file = tmp_path / "own.jsgf"
     if text is not None:

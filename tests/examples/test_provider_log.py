@@ -22,7 +22,7 @@ def a_race(turn: int, *ended: tuple[str, AttemptOutcome, str | None]) -> TurnRep
 
 
 def test_requests_are_counted_by_how_they_ended() -> None:
-    """With the last error, and who was asked first in the last race."""
+    """With the last error, and the last race's first provider."""
     log = ProviderLog()
     log.count(a_race(1, ("a", "superseded", None), ("b", "won", None)))
     log.count(a_race(2, ("b", "failed", "server"), ("a", "failed", "stalled"), ("a", "won", None)))
@@ -38,7 +38,7 @@ def test_requests_are_counted_by_how_they_ended() -> None:
 
 
 def test_a_call_begins_with_what_is_known() -> None:
-    """Nobody has been asked; the rest is as the service says."""
+    """No request was sent; the rest is as the service reports."""
     out = dataclasses.replace(B, is_last=True, retry_after_secs=3.0, prior_weight=0.2)
     a, b = ProviderLog().message([A, out])["providers"]
     assert (a["requests"], a["last_error"], a["was_first"]) == (0, None, False)

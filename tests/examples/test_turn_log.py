@@ -42,7 +42,7 @@ def test_what_was_heard_belongs_to_the_last_race() -> None:
 
 
 def test_a_greeting_is_heard_without_a_latency() -> None:
-    """Nobody has spoken before it."""
+    """No caller's turn comes before it."""
     (race,) = logged(a_turn(a_report(), anchor="context", asked_secs=(0.0,)))
     assert race == LoggedTurn(a_report(), playback=HEARD)
 
@@ -73,7 +73,7 @@ def test_all_moments_of_a_turn_have_one_origin() -> None:
 
 
 def test_a_connection_that_was_opened_on_the_turn_is_told() -> None:
-    """How long that took, both parts together; nothing where one was open or nobody knows."""
+    """How long that took, both parts together; nothing where one was open or it is unknown."""
     cold = StageReport(new_connection=True, tcp_secs=0.05, tls_secs=0.125)
     attempts = tuple(
         an_attempt("slow", 0.0, None, 0.9, stages=stages)

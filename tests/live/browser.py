@@ -78,7 +78,7 @@ async def browsing(microphone: Path | None = None, **options: Any) -> AsyncItera
     if microphone is not None:
         arguments.append(f"--use-file-for-fake-audio-capture={microphone}%noloop")
     if os.geteuid() == 0:
-        arguments.append("--no-sandbox")  # Chromium refuses to run as root with one
+        arguments.append("--no-sandbox")  # Chromium does not run as root with one
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=chromium(), args=arguments)
         try:

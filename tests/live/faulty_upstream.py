@@ -109,7 +109,7 @@ class FaultyUpstream:
         if model == "529":
             found = {"type": "error", "error": {"type": "overloaded_error", "message": "busy"}}
             return web.json_response(found, status=529)
-        if model == "echo":  # as some APIs quote what they refuse
+        if model == "echo":  # as some APIs quote what they reject
             found = {"error": {"type": "invalid_request_error", "message": f"not so: {body!r}"}}
             found["error"]["message"] += f" {dict(request.headers)}"
             return web.json_response(found, status=400)

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from tests.live.faulty_upstream import events
 
-Refusal: TypeAlias = Literal["reset", "no_byte"]
+Ending: TypeAlias = Literal["reset", "no_byte"]
 ANSWER = "Good evening."
 MODELS = b'{"object": "list", "data": [], "has_more": false}'
 
@@ -23,7 +23,7 @@ class OneRequestServer:
     Attributes:
         url: Its address.
         serves: Whether the n-th request of the m-th connection is answered, both from 1.
-        refusal: How a connection ends at a request that is not answered.
+        ending: How a connection ends at a request that is not answered.
         keep_alive: Whether a connection stays open after an answer; if not, as it says or silently.
         log: Each request: its method, connection, number in the connection, and whether answered.
     """
@@ -31,11 +31,11 @@ class OneRequestServer:
     def __init__(
         self,
         serves: Callable[[int, int], bool] = lambda connection, request: request == 1,
-        refusal: Refusal = "reset",
+        ending: Ending = "reset",
         keep_alive: Literal["yes", "said not", "silently not"] = "yes",
     ):
         self.url = ""
-        self.serves, self.refusal, self.keep_alive = serves, refusal, keep_alive
+        self.serves, self.ending, self.keep_alive = serves, ending, keep_alive
         self.log: list[tuple[str, int, int, bool]] = []
         self._connections = 0
         self._open: set[asyncio.StreamWriter] = set()
@@ -66,7 +66,7 @@ class OneRequestServer:
                 serves = self.serves(connection, number)
                 method, path = head.decode().split()[:2]
                 self.log.append((method, connection, number, serves))
-                if not serves and self.refusal == "reset":
+                if not serves and self.ending == "reset":
                     break
                 sent = await reader.readexactly(_content_length(head))
                 if not serves:
@@ -75,7 +75,7 @@ class OneRequestServer:
                 await writer.drain()
                 if self.keep_alive != "yes":
                     break
-        if not serves and self.refusal == "reset":
+        if not serves and self.ending == "reset":
             at_once = struct.pack("ii", 1, 0)
             connected = writer.get_extra_info("socket")
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)

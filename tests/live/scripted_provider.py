@@ -110,7 +110,7 @@ class ScriptedProvider:
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
 
     async def shut(self) -> None:
-        """Close every connection, and refuse new ones from now on."""
+        """Close every connection, and accept no more from now on."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None

@@ -1,6 +1,6 @@
 """Metrics, turn log, report and the simulator's ledger agree over 500 turns with faults.
 
-Two wire formats, with providers that refuse, hang, break off and err, and interruptions. What a
+Two wire formats, with providers that reject, hang, break off and err, and interruptions. What a
 provider counts itself (requests, tokens and how each ended) must equal what the service counted.
 Latencies are such that no request is withdrawn while it is being written, when it may or may not
 arrive: each session's first provider answers within a third of a second, or never. (Requests that
@@ -47,7 +47,7 @@ class Call:
 
     def __init__(self, number: int, sim: Simulator, log: Path, stats: ProviderStats):
         fault, other_fault = FAULTS[number % len(FAULTS)], "529,rate=0.1"
-        if number == 0:  # both refuse permanently: the turn fails
+        if number == 0:  # both reject permanently: the turn fails
             fault, other_fault = "400", "400,rate=0.5"
         self.is_patient = number >= SESSIONS // 2  # the answer is slow enough to be interrupted
         self.first = f"fixed@ttft={0.03 * (number + 1):g},fault={fault},rate=0.08,{ANSWER}"
@@ -202,11 +202,11 @@ def agrees_with_ledger(
         else:
             ours[attempt["provider"], ends.get(attempt["outcome"], "failed")] += 1
     for provider, count in withdrawn.items():
-        # A request that is withdrawn while its refusal is on the way has failed at its provider.
-        refused = theirs[provider, "failed"] - ours[provider, "failed"]
-        assert 0 <= refused <= count
-        ours[provider, "failed"] += refused
-        ours[provider, "aborted"] += count - refused
+        # A request that is withdrawn while its rejection is on the way has failed at its provider.
+        rejected = theirs[provider, "failed"] - ours[provider, "failed"]
+        assert 0 <= rejected <= count
+        ours[provider, "failed"] += rejected
+        ours[provider, "aborted"] += count - rejected
     assert +ours == theirs, [a for a in sent if a["outcome"] == "failed"]
     completed = [entry for entry in ledger if entry.outcome == "completed"]
     counted = [a for a in sent if not a["tokens_estimated"]]

@@ -48,8 +48,8 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def test_strangers_are_refused(session: aiohttp.ClientSession) -> None:
-    """On every route, with no word that lets a page read the answer; who is named is let in."""
+async def test_foreign_pages_are_forbidden(session: aiohttp.ClientSession) -> None:
+    """On every route, without a header that lets a page read it; a named origin is allowed."""
     async with BotProcess("--allow-origin", "https://bot.example.com") as bot:
         for method, path in ROUTES:
             for headers in (FOREIGN, {"Origin": "null"}, {"Host": "evil.example.com"}):
@@ -86,7 +86,7 @@ async def test_strangers_are_refused(session: aiohttp.ClientSession) -> None:
 
 
 @pytest.mark.realtime
-async def test_sessions_are_few_and_go_when_nobody_connects(
+async def test_sessions_are_few_and_end_without_a_connection(
     session: aiohttp.ClientSession,
 ) -> None:
     """Those that are offered at the same time too; then there is room again."""

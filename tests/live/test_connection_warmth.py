@@ -19,7 +19,7 @@ from pipecat_hedge import HedgedLLMService, HedgePolicy
 from pipecat_hedge.service import ProviderStats, connection_warmth
 from pipecat_hedge.service.provider_client import open_connection
 from pipecat_hedge.tools.simulator import Simulator
-from tests.live.one_request_server import OneRequestServer, Refusal, one_request_server
+from tests.live.one_request_server import Ending, OneRequestServer, one_request_server
 from tests.support.fake_vllm import FakeVLLM, fake_vllm
 from tests.support.line import Line
 from tests.support.relay import relay
@@ -75,7 +75,7 @@ async def ask(line: Line, turns: int, pause_secs: float = 0.2) -> None:
 async def test_lost_race_leaves_an_open_connection(wire: str, sim: Simulator) -> None:
     members = simulated("openai", sim, QUICK), simulated(wire, sim, "fixed@ttft=5")
     async with line_to(*members) as line:
-        await ask(line, 7)  # some of the losers are latency probes, which the next turn closes
+        await ask(line, 7)  # some of the losers are observed, and the next turn closes them
         assert len(sim.ledger.requests) == 14
     assert cold(line, "b")[1:] == cold(line, "a")[1:] == [False] * 6
     assert {report.attempts[1].outcome for report in line.reports} == {"superseded"}
@@ -207,13 +207,13 @@ async def test_failed_opening_is_logged_at_debug(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("wire", ["openai", "anthropic"])
-@pytest.mark.parametrize("refusal", ["reset", "no_byte"])
+@pytest.mark.parametrize("ending", ["reset", "no_byte"])
 async def test_server_of_one_request_per_connection_is_not_kept_open(
-    refusal: Refusal, wire: str
+    ending: Ending, wire: str
 ) -> None:
     """The first turn's repeat opens a connection, and so does each later turn."""
     async with (
-        one_request_server(OneRequestServer(refusal=refusal)) as server,
+        one_request_server(OneRequestServer(ending=ending)) as server,
         line_to(simulated(wire, None, "m", url=server.url)) as line,
     ):
         await until(lambda: server.answered("GET") == 1)

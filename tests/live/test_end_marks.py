@@ -196,7 +196,7 @@ async def serving(found: Upstream) -> AsyncIterator[None]:
 
 @dataclass
 class Heard:
-    """The last of some turns: what was said, which calls ran, and who was asked."""
+    """The last of some turns: what was said, which calls ran, and which providers were asked."""
 
     text: str
     calls: list[dict[str, Any]]

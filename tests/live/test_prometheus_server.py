@@ -117,7 +117,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 def answers(prometheus: PrometheusServer) -> dict[str, int]:
-    """How many lines each panel shows; a query that Prometheus refuses is an error.
+    """How many lines each panel shows; a query that Prometheus rejects is an error.
 
     Of what needs trouble to happen, a line at zero shows nothing.
     """
@@ -136,7 +136,7 @@ def missing(prometheus: PrometheusServer) -> set[str]:
 
 
 def waits(prometheus: PrometheusServer) -> dict[str, float]:
-    """The panel that names who is slow: the median by provider."""
+    """The panel of slow providers: the median by provider."""
     expression, _ = (e for title, e in expressions() if title == "Waits by provider")
     return {
         line["metric"]["provider"]: secs

@@ -137,21 +137,21 @@ async def test_image_in_the_conversation(sim: Simulator, wire: str) -> None:
 async def test_many_turns_leave_nothing_behind(sim: Simulator) -> None:
     """No task, no socket and no open request, with every tenth turn failing over.
 
-    The slow one is never heard, so that a loser may become a latency probe, the last one too.
+    The slow one is never heard, so that a loser may become an observed loser, the last one too.
     """
     turns = 300
     quick = simulated("openai", sim, "fixed@ttft=0.002,tps=5000,answer=One two three.")
     slow = simulated("anthropic", sim, "fixed@ttft=1,headers=0,fault=529,rate=0.1")
-    probe_secs = 5.0
+    observed_secs = 5.0
     async with line_to(quick, slow, policy=HedgePolicy.race(2)) as line:
         for _ in range(10):
             await line.ask()
-        await sim.wait_idle(probe_secs)
+        await sim.wait_idle(observed_secs)
         tasks, sockets = len(asyncio.all_tasks()), count_sockets()
         for _ in range(turns):
             await line.ask()
         await sim.ledger.wait_until(lambda ledger: len(ledger.open) <= 1, 1.0)
-        await sim.wait_idle(probe_secs)
+        await sim.wait_idle(observed_secs)
         await line.report(turns + 10)
         # Two more: an idle connection in a pool, or one that is being reopened.
         assert len(asyncio.all_tasks()) <= tasks + 2

@@ -152,18 +152,18 @@ async def test_usable_content_wins_whatever_the_first_upstream_does(
     ("fault", "status"), [("529", 529), ("429", 429), ("400", 400), ("401", 401), ("500", 500)]
 )
 @pytest.mark.parametrize("streams", [True, False])
-async def test_a_refusal_keeps_its_status_when_nobody_is_left(
+async def test_a_rejection_keeps_its_status_when_no_upstream_is_left(
     sim: Simulator, wire: str, fault: str, status: int, streams: bool
 ) -> None:
     async with (
         proxied(sim, f"{WELL},fault={fault}", f"{WELL},fault={fault}") as server,
         client_of(wire, server) as client,
     ):
-        with pytest.raises((anthropic.APIStatusError, openai.APIStatusError)) as refused:
+        with pytest.raises((anthropic.APIStatusError, openai.APIStatusError)) as rejected:
             await (client.stream() if streams else client.whole())
-        assert refused.value.status_code == status
+        assert rejected.value.status_code == status
         if fault == "429":
-            assert refused.value.response.headers["retry-after"] == "1"
+            assert rejected.value.response.headers["retry-after"] == "1"
 
 
 @WIRES
@@ -172,9 +172,9 @@ async def test_no_connection_is_a_502(sim: Simulator, wire: str) -> None:
         proxied(sim, WELL, url=sim.refused_url) as server,
         client_of(wire, server) as client,
     ):
-        with pytest.raises((anthropic.APIStatusError, openai.APIStatusError)) as refused:
+        with pytest.raises((anthropic.APIStatusError, openai.APIStatusError)) as rejected:
             await client.stream()
-        assert refused.value.status_code == 502
+        assert rejected.value.status_code == 502
 
 
 @WIRES
@@ -238,7 +238,7 @@ async def test_headers_and_pings_come_before_a_late_answer(
 
 
 @WIRES
-async def test_a_refusal_after_the_headers_is_an_event(
+async def test_a_rejection_after_the_headers_is_an_event(
     sim: Simulator, wire: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(response_module, "MAX_SILENCE_SECS", 0.2)
@@ -322,7 +322,7 @@ async def test_identical_requests_share_one_race(sim: Simulator) -> None:
         assert len(sim.ledger.requests) == 2
 
 
-async def test_nobody_joins_a_race_that_its_last_client_has_left(
+async def test_no_request_joins_a_race_without_clients(
     sim: Simulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     race, may_close = ProxiedModel.race, asyncio.Event()
@@ -399,7 +399,7 @@ def keys_of(*names: str, **options: Any) -> tuple[dict[str, str], list[dict[str,
 
 
 @WIRES
-async def test_keys_decide_who_may_ask_for_what(sim: Simulator, wire: str) -> None:
+async def test_keys_decide_which_models_a_client_may_use(sim: Simulator, wire: str) -> None:
     keys, settings = keys_of("bot", "one", one={"models": ["gpt"]})
     async with proxied(sim, WELL, keys=settings) as server:
         status = 200 if wire == "openai" else 404
@@ -408,9 +408,9 @@ async def test_keys_decide_who_may_ask_for_what(sim: Simulator, wire: str) -> No
                 if expected == 200:
                     assert await client.stream() == ANSWER
                     continue
-                with pytest.raises((anthropic.APIStatusError, openai.APIStatusError)) as refused:
+                with pytest.raises((anthropic.APIStatusError, openai.APIStatusError)) as rejected:
                     await client.stream()
-                assert refused.value.status_code == expected
+                assert rejected.value.status_code == expected
         async with client_of(wire, server, keys["bot"]) as client:
             assert await client.stream() == ANSWER
 
@@ -498,7 +498,7 @@ def post(body: bytes, path: str = "/v1/messages", size: int | None = None) -> by
     return f"{head}Content-Length: {size or len(body)}\r\n\r\n".encode() + body
 
 
-async def test_bad_requests_are_refused_in_the_wire_s_form(
+async def test_bad_requests_are_rejected_in_the_wire_s_form(
     sim: Simulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "BODY_SECS", 0.3)
@@ -556,9 +556,9 @@ async def test_a_proxy_that_stops_answers_what_is_running(sim: Simulator, wire: 
         asking = asyncio.ensure_future(client.stream())
         while not sim.ledger.requests:
             await asyncio.sleep(0.01)
-    with pytest.raises((anthropic.APIStatusError, openai.APIStatusError)) as refused:
+    with pytest.raises((anthropic.APIStatusError, openai.APIStatusError)) as rejected:
         await asking
-    assert refused.value.status_code == 503
+    assert rejected.value.status_code == 503
     await client.close()
 
 

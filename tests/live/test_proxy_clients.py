@@ -337,14 +337,14 @@ async def test_claude_on_a_cloud_answers_as_the_api_does(cloud: Cloud, kind: str
     assert (sent["new"], sent["system"], sent["messages"]) == (3, "Be brief.", ASK)
 
 
-async def test_a_cloud_s_refusal_keeps_its_status(cloud: Cloud, kind: str) -> None:
+async def test_a_cloud_s_rejection_keeps_its_status(cloud: Cloud, kind: str) -> None:
     async with claude_on(cloud, kind, "busy") as client:
         for stream in (False, True):
-            with pytest.raises(anthropic.RateLimitError) as refused:
+            with pytest.raises(anthropic.RateLimitError) as rejected:
                 await client.messages.create(
                     model="claude", max_tokens=99, messages=ASK, stream=stream
                 )
-            assert refused.value.response.headers["retry-after"] == "1"
+            assert rejected.value.response.headers["retry-after"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ async def test_a_cloud_s_refusal_keeps_its_status(cloud: Cloud, kind: str) -> No
     [("bedrock", "busy"), ("vertex", "busy"), ("vertex", "error")],
     indirect=["kind"],
 )
-async def test_a_cloud_that_refuses_or_sends_an_error_event_is_replaced(
+async def test_a_cloud_that_rejects_or_sends_an_error_event_is_replaced(
     cloud: Cloud, kind: str, fault: str
 ) -> None:
     async with (

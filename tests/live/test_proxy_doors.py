@@ -1,4 +1,4 @@
-"""Where the proxy's keys and prompts do not go, and who may not come in."""
+"""Where the proxy's keys and prompts do not go, and which requests are forbidden."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def test_a_redirect_in_a_circle_ends() -> None:
         assert response.status == 502
 
 
-# ---- who may come in
+# ---- which requests are allowed
 
 
 async def exchange(port: int, host: str, request: bytes) -> tuple[int, bytes]:

@@ -1,4 +1,4 @@
-"""Keys over real sockets: who is refused, what is never mixed up, and what is never logged."""
+"""Keys over real sockets: rejected requests, what is never mixed up, and what is never logged."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def ask(url: str, wire: str, key: str | None, **more: Any) -> tuple[int, d
 
 
 @WIRES
-async def test_wrong_and_missing_keys_are_refused_in_the_wire_s_form(
+async def test_wrong_and_missing_keys_are_rejected_in_the_wire_s_form(
     upstream: FaultyUpstream, wire: str
 ) -> None:
     keys, settings = keys_of("bot")
@@ -97,7 +97,7 @@ async def test_wrong_and_missing_keys_are_refused_in_the_wire_s_form(
 
 
 @WIRES
-async def test_a_revoked_key_is_refused_and_its_streams_end(
+async def test_a_revoked_key_is_rejected_and_its_streams_end(
     upstream: FaultyUpstream, wire: str
 ) -> None:
     keys, settings = keys_of("bot", "other")
@@ -114,7 +114,7 @@ async def test_a_revoked_key_is_refused_and_its_streams_end(
             await asyncio.sleep(0.01)
         assert (await ask(url, wire, keys["bot"]))[0] == 401
         assert (await running[1])[1]["body"] == b"".join(events(wire))
-        server.set_keys(())  # the last one is gone: that opens the proxy to nobody
+        server.set_keys(())  # the last one is gone: that does not open the proxy
         for key in (*keys.values(), None):
             assert (await ask(url, wire, key))[0] == 401
 

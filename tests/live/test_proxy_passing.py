@@ -585,7 +585,7 @@ async def test_an_error_with_status_200_is_no_answer_but_passes_if_there_is_none
 
 @WIRES
 @pytest.mark.parametrize("is_stream", [True, False])
-async def test_a_transient_refusal_is_repeated_as_often_as_an_sdk_would(
+async def test_a_transient_rejection_is_repeated_as_often_as_an_sdk_would(
     wire: str, is_stream: bool
 ) -> None:
     good = SENTENCES[wire][0]

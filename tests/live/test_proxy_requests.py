@@ -124,7 +124,7 @@ async def test_the_model_s_name_is_replaced_in_the_outermost_field(
 
 
 @WIRES
-async def test_a_model_that_is_deeply_nested_is_refused_as_any_other_that_is_no_name(
+async def test_a_model_that_is_deeply_nested_is_rejected_as_any_other_that_is_no_name(
     wire: str,
 ) -> None:
     async with scripted(answering(SENTENCES[wire][0])) as upstream, proxied(upstream.url) as url:

@@ -1,4 +1,4 @@
-"""Many turns at once: each ends, memory comes back, and large bodies delay nobody."""
+"""Many turns at once: each ends, memory comes back, and large bodies delay no other turn."""
 
 from __future__ import annotations
 

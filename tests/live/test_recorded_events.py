@@ -126,7 +126,7 @@ async def test_usable_pieces_of_a_stream(stream: str, url: str) -> None:
     context = LLMContext([{"role": "user", "content": "Hello?"}], tools=ToolsSchema([tool]))
     posted = PostedPieces()
     async with Line(llm):
-        (adapter,) = llm._members.adapters
+        (adapter,) = llm._pool.adapters
         try:
             await adapter.answer(context, posted, AttemptStats(), may_wait=True)
         except Exception as error:

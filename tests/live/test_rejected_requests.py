@@ -1,4 +1,4 @@
-"""A rejected request says something of the request: nobody is lost for it, now or later.
+"""A rejection is about the request: no provider is lost for it, now or later.
 
 Over real sockets, with Pipecat's services of both wires.
 """
@@ -203,7 +203,7 @@ async def test_rejections_do_not_count_against_max_attempts() -> None:
 
 
 def all_fail(wire: str, policy: str, replies: tuple[Reply, ...]) -> Case:
-    """Nobody answers one turn: it ends, with a bounded number of requests; the next is answered."""
+    """A turn without an answer ends after a bounded number of requests; the next is answered."""
     providers = [ScriptedProvider(name, wire) for name in "abc"]
     for provider, reply in zip(providers, replies, strict=True):
         provider.reply = reply
@@ -301,5 +301,5 @@ def inferences(wire: str) -> Case:
     return Case(f"{wire}, inference", steps, (a, b))
 
 
-async def test_rejected_inference_is_answered_by_another_and_demotes_nobody() -> None:
+async def test_rejected_inference_is_answered_by_another_and_demotes_no_provider() -> None:
     await together(*(inferences(wire) for wire in WIRES))

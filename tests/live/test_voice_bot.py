@@ -77,7 +77,7 @@ async def test_recordings_are_understood_and_answered(
 async def test_conversation_over_a_broken_provider() -> None:
     """A pause does not end the turn, the second provider answers, and an interruption is obeyed.
 
-    The first provider refuses every request. The caller books a table with a pause in
+    The first provider rejects every request. The caller books a table with a pause in
     mid-sentence, asks something, interrupts the answer to cancel, and is still there when the
     bot is ended with Ctrl-C.
     """

@@ -31,7 +31,7 @@ def flapping(fault: int | None, failures: int = 2) -> AbstractAsyncContextManage
     """A server that answers after some failures."""
     if fault is None:
         return fake_vllm(drops=failures)
-    return fake_vllm(refusal=(fault, {"message": "no"}), refusals=failures)
+    return fake_vllm(rejection=(fault, {"message": "no"}), rejections=failures)
 
 
 @asynccontextmanager
@@ -79,7 +79,7 @@ async def test_an_inference_is_asked_for_again() -> None:
         assert len(server.bodies) == 3
 
 
-def test_pipecats_own_retry_stays_where_there_is_nobody_else() -> None:
+def test_pipecats_own_retry_stays_without_another_provider() -> None:
     """It asks a second time if the headers do not come in time."""
 
     def service() -> AnthropicLLMService:

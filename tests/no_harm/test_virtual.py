@@ -29,7 +29,7 @@ pytestmark = pytest.mark.virtual_time
 NEVER = float("inf")
 TTFT_SECS = 0.3
 FINE: list[Step] = [Wait(TTFT_SECS), Say("Yes, do come.")]
-REFUSES: list[Step] = [Wait(0.01), Error("too many", category=ErrorCategory.RATE_LIMIT)]
+REJECTS: list[Step] = [Wait(0.01), Error("too many", category=ErrorCategory.RATE_LIMIT)]
 FAILS: list[Step] = [Wait(0.01), Error()]
 HANGS: list[Step] = [Wait(NEVER)]
 POLICIES = [
@@ -78,7 +78,7 @@ async def calls(
     return found
 
 
-@pytest.mark.parametrize("outage", [REFUSES, FAILS, HANGS], ids=["refuse", "fail", "hang"])
+@pytest.mark.parametrize("outage", [REJECTS, FAILS, HANGS], ids=["reject", "fail", "hang"])
 async def test_no_turn_after_an_outage_is_lost_or_delayed(outage: list[Step]) -> None:
     """Of all providers, for 30 s: each turn that begins then is answered as in calm."""
 
@@ -139,7 +139,8 @@ def thinks(rng: random.Random) -> float:
     "latencies",
     [
         pytest.param(
-            lambda n, r: (thinks(r), quick(r) if n < 12 else NEVER), id="before it settled"
+            lambda n, r: (thinks(r), quick(r) if n < 12 else NEVER),
+            id="before any is typical",
         ),
         pytest.param(
             lambda n, r: (quick(r) if n < 25 else thinks(r), quick(r) if n < 40 else NEVER),
@@ -280,7 +281,7 @@ async def test_an_event_loop_that_is_behind_only_drops_hedges(
     monkeypatch: pytest.MonkeyPatch, tier: str
 ) -> None:
     """Turns, rescues and inferences go on as ever."""
-    monkeypatch.setattr(LoopWatch, "refusal", lambda self: "the event loop is 9.00 s behind")
+    monkeypatch.setattr(LoopWatch, "why_behind", lambda self: "the event loop is 9.00 s behind")
     scripts = iter([[Wait(1.0), Say("Slow.")], [Wait(0.1), Say("Yes. "), Wait(0.1), Error()]])
     llm = session(lambda: next(scripts), lambda: FINE, policy=HedgePolicy.after(0.2), tier=tier)
     async with Line(llm) as line:

@@ -67,8 +67,8 @@ def request(name: str, verdict: Literal["busy", "failed"] | None = None) -> None
         health.release(permit, verdict, at)
 
 
-def refuses(name: str) -> None:
-    """A provider that has eighty requests in flight, and has just refused one."""
+def rejects(name: str) -> None:
+    """A provider that has eighty requests in flight, and has just rejected one."""
     for _ in range(79):
         request(name)
     request(name, "busy")

@@ -132,7 +132,7 @@ def run_two(first: Floats, second: Floats, budget: float = 0.1, **options: Any) 
 
 
 def shifted(seed: int) -> tuple[Floats, Floats]:
-    """600 usual turns, 300 in which the first provider takes three times as long, 600 usual."""
+    """600 typical turns, 300 in which the first provider takes three times as long, 600 typical."""
     first, second = draws(HOSTED, 1500, 1, 2 * seed + 20), draws(HOSTED, 1500, 1, 2 * seed + 21)
     first[:, 600:900] *= 3
     return first, second
@@ -174,9 +174,9 @@ def test_model_that_sometimes_thinks_has_not_turned_slow(share: float) -> None:
     away = 0
     for seed in range(12):
         rng = np.random.default_rng(seed)
-        usual = np.exp(rng.normal(math.log(0.5), 0.2, (1, 1500)))
-        thinking = rng.uniform(4.0, 6.0, usual.shape)
-        first = np.where(rng.random(usual.shape) < share, thinking, usual)
+        typical = np.exp(rng.normal(math.log(0.5), 0.2, (1, 1500)))
+        thinking = rng.uniform(4.0, 6.0, typical.shape)
+        first = np.where(rng.random(typical.shape) < share, thinking, typical)
         away += run_two(first, draws(HOSTED, 1500, 1, seed)).first.count("b")
     assert away <= 0.02 * 12 * 1500
 
@@ -221,8 +221,8 @@ def test_budget_holds_for_any_shape(
         rng.random(body.shape) < stalls, body + rng.exponential(6, body.shape), body
     )
     turns = run_turns(HedgePolicy.adaptive(budget), {"x": latencies}, seats=["x", "x"])
-    settled = turns.after(300)
-    assert settled.worst_rate() <= max(1.15 * budget, budget + 0.006)
+    later = turns.after(300)
+    assert later.worst_rate() <= max(1.15 * budget, budget + 0.006)
     assert np.all(turns.secs <= latencies[0] + 1e-9)
     if stalls > 0.02 and budget >= 0.05:
-        assert settled.p(0.995) < 0.7 * Turns(latencies[0][300:], settled.extra).p(0.995)
+        assert later.p(0.995) < 0.7 * Turns(latencies[0][300:], later.extra).p(0.995)

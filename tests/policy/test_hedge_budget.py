@@ -75,7 +75,7 @@ def test_without_a_budget_only_free_requests_are_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("price", "usual", "cost"),
+    ("price", "first", "cost"),
     [
         (6.0, 3.0, 2.0),
         (0.0, 3.0, 0.0),
@@ -86,9 +86,9 @@ def test_without_a_budget_only_free_requests_are_sent() -> None:
     ],
 )
 def test_relative_cost_divides_the_share(
-    price: float | None, usual: float | None, cost: float
+    price: float | None, first: float | None, cost: float
 ) -> None:
-    """Unknown prices count as usual ones."""
-    assert HedgeBudget.relative_cost(price, usual) == cost
+    """Unknown prices count as the first request's."""
+    assert HedgeBudget.relative_cost(price, first) == cost
     share = HedgeBudget(0.1).share(cost)
     assert share == (pytest.approx(0.1 / cost) if cost else 1.0)

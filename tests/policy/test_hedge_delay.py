@@ -121,7 +121,7 @@ def test_rare_stall_is_hedged_when_few_still_wait() -> None:
 
 
 def test_hang_is_hedged_at_any_price() -> None:
-    """After twice the longest usual wait."""
+    """After twice the longest typical wait."""
     found = decision(LIGHT, LIGHT, min_saving_secs=60.0)
     assert found.at == pytest.approx(2 * LIGHT.quantile(0.998))
     assert found.reason.endswith(" s, price 60.00 s, unless it hangs")
@@ -176,7 +176,7 @@ def test_answer_without_a_sentence_is_overtaken() -> None:
     """After its first token an attempt is judged by how soon a sentence usually follows."""
     begun = (InFlight("a", 0.0, 0.4, 0.4),)
     sentence = lognormal(0.15, 0.3)
-    usual = decision(in_flight=begun, sentence=sentence).at
-    assert usual is None or usual > 0.4 + sentence.quantile(0.84)
+    typical = decision(in_flight=begun, sentence=sentence).at
+    assert typical is None or typical > 0.4 + sentence.quantile(0.84)
     stalls = lognormal(0.15, 0.3, stalls=0.1)
     assert 0.4 + 0.15 < hedged_at(in_flight=begun, sentence=stalls) < 2.0

@@ -1,4 +1,4 @@
-"""Policies as a user writes them, and what is refused with a remedy."""
+"""Policies as a user writes them, and the remedies that errors name."""
 
 from __future__ import annotations
 

@@ -23,14 +23,14 @@ TOOL = FunctionSchema("weather", "Tells the weather.", properties={}, required=[
 class OnlyWithTools:
     """Hedges a turn only if the model may call tools."""
 
-    usual = HedgePolicy.adaptive().rule
+    adaptive = HedgePolicy.adaptive().rule
 
     def __init__(self) -> None:
         self.turns: list[TurnFacts] = []
 
     def rule_for(self, facts: TurnFacts) -> Rule:
         self.turns.append(facts)
-        return self.usual if facts.has_tools else OnlyOnFailure()
+        return self.adaptive if facts.has_tools else OnlyOnFailure()
 
 
 async def test_a_rule_may_hedge_only_turns_with_tools() -> None:

@@ -93,11 +93,11 @@ def test_early_cancellations_are_no_recovery() -> None:
 def test_a_slow_period_that_gets_worse_ends_at_the_level_from_before() -> None:
     provider = Provider()
     provider.run(600)
-    usual = provider.curve.quantile(0.5)
+    typical = provider.curve.quantile(0.5)
     provider.run(30, 3.0)
     provider.run(30, 9.0)
     provider.run(3)
-    assert provider.curve.quantile(0.5) == pytest.approx(usual, rel=0.15)
+    assert provider.curve.quantile(0.5) == pytest.approx(typical, rel=0.15)
 
 
 @pytest.mark.parametrize("smooth", [0.8, 0.95])
@@ -107,6 +107,6 @@ def test_changes_of_a_wandering_level_are_rate_limited(smooth: float) -> None:
     changes, turns = 0, 6_000
     for _ in range(turns):
         wandering = smooth * wandering + rng.gauss(0, 0.3)
-        found = watch.observe(0.3 * math.exp(wandering), censored=False, known=known)
+        found = watch.observe(0.3 * math.exp(wandering), censored=False, curve=known)
         changes += found is not None
     assert 2 < changes <= CREDIT + turns / EARNED_BY

@@ -65,8 +65,8 @@ class Limit(ConcurrencyLimit):
             self.release(request, "answered", now)
 
 
-def settled(in_flight: int = 80, secs: float = 0.4) -> Limit:
-    """A provider with a usual time and some requests in flight."""
+def measured(in_flight: int = 80, secs: float = 0.4) -> Limit:
+    """A provider with a typical time and some requests in flight."""
     it = Limit(in_flight)
     for request in it.out:
         it.record_first_token(request, secs, secs)
@@ -79,10 +79,10 @@ def settled(in_flight: int = 80, secs: float = 0.4) -> Limit:
 
 
 @pytest.mark.parametrize(
-    ("usual_secs", "secs", "sessions", "shrinks"),
+    ("typical_secs", "secs", "sessions", "shrinks"),
     [
-        pytest.param(0.4, [0.75] * MANY, MANY, False, id="under twice the usual time"),
-        pytest.param(0.4, [0.85] * MANY, MANY, True, id="over twice the usual time"),
+        pytest.param(0.4, [0.75] * MANY, MANY, False, id="under twice the typical time"),
+        pytest.param(0.4, [0.85] * MANY, MANY, True, id="over twice the typical time"),
         pytest.param(0.4, [60.0] * MANY, MANY, True, id="hanging"),
         pytest.param(0.05, [0.45] * MANY, MANY, False, id="late, but fast"),
         pytest.param(0.4, [8.0] * MANY, SESSIONS - 1, False, id="of few sessions"),
@@ -91,17 +91,17 @@ def settled(in_flight: int = 80, secs: float = 0.4) -> Limit:
     ],
 )
 def test_late_round_of_several_sessions_shrinks_the_limit(
-    usual_secs: float, secs: list[float], sessions: int, shrinks: bool
+    typical_secs: float, secs: list[float], sessions: int, shrinks: bool
 ) -> None:
-    it = settled(secs=usual_secs)
+    it = measured(secs=typical_secs)
     it.answer(*secs, now=100.0, sessions=sessions)
     assert it.limit(100.0) == (25 if shrinks else CEILING)
     assert it.has_room(it.limit(100.0)) is not shrinks
-    assert not it.is_refusing(100.0), "slowness is no rejection"
+    assert not it.is_rejecting(100.0), "slowness is no rejection"
 
 
 def test_late_requests_count_before_their_first_token() -> None:
-    it = settled(in_flight=20)
+    it = measured(in_flight=20)
     it.send(60, now=100.0)
     assert it.has_room(it.limit(100.7))
     it.send(1, now=101.0)
@@ -109,7 +109,7 @@ def test_late_requests_count_before_their_first_token() -> None:
 
 
 def test_times_are_compared_within_a_size_class() -> None:
-    it = settled()
+    it = measured()
     it.answer(*[1.5] * MANY, now=100.0, size="long", sessions=1)
     for second in range(101, 130):
         it.answer(*[1.5] * MANY, now=float(second), size="long")
@@ -117,7 +117,7 @@ def test_times_are_compared_within_a_size_class() -> None:
 
 
 def test_calm_rounds_grow_a_used_limit() -> None:
-    it = settled()
+    it = measured()
     it.answer(*[8.0] * MANY, now=100.0)
     low = it.limit(100.0)
     for second in range(102, 162):
@@ -131,8 +131,8 @@ def test_calm_rounds_grow_a_used_limit() -> None:
     assert it.limit(263.0) == grown
 
 
-def test_next_round_starts_after_a_cut_has_settled() -> None:
-    it = settled(in_flight=400)
+def test_next_round_starts_after_a_cut_shows() -> None:
+    it = measured(in_flight=400)
     limits: list[int] = []
     for now in (100.0, 100.5, 103.0):
         it.answer(*[8.0] * MANY, now=now)
@@ -155,8 +155,8 @@ def test_limit_stays_at_the_floor(bounds: LimitBounds) -> None:
     assert it.limit(now, bounds) > bounds.floor
 
 
-def test_lasting_slowness_becomes_usual() -> None:
-    it = settled(in_flight=40)
+def test_lasting_slowness_becomes_typical() -> None:
+    it = measured(in_flight=40)
     for second in range(200):
         it.answer(*[1.6] * MANY, now=100.0 + second)
     assert it.limit(300.0) > 40
@@ -185,16 +185,16 @@ def test_callers_keep_two_requests_despite_rejections() -> None:
         it.end("busy", float(second))
     assert it.limit(19.0) == 0
     assert not it.has_room(it.limit(19.0))
-    taken = [it.is_refusing(19.0)]
+    taken = [it.is_rejecting(19.0)]
     for _ in range(2):
         it.send(1, now=19.0)
-        taken.append(it.is_refusing(19.0))
+        taken.append(it.is_rejecting(19.0))
     assert taken == [False, False, True]
-    assert not it.is_refusing(80.0), "that was too long ago"
+    assert not it.is_rejecting(80.0), "that was too long ago"
 
 
 def test_reported_queue_overrides_the_inferred_limit() -> None:
-    it = settled()
+    it = measured()
     it.set_queue(60, until=105.0)
     it.answer(*[8.0] * MANY, now=100.0)
     assert (it.limit(104.9), it.limit(105.0)) == (60, CEILING)

@@ -53,19 +53,19 @@ def block(secs: float) -> None:
 
 
 @pytest.mark.virtual_time
-async def test_late_loop_refuses_hedges_until_it_recovers(samples: asyncio.Queue[float]) -> None:
-    assert (LoopWatch().refusal(), LoopWatch().lag_now()) == (None, 0.0)
+async def test_late_loop_sends_no_hedges_until_it_recovers(samples: asyncio.Queue[float]) -> None:
+    assert (LoopWatch().why_behind(), LoopWatch().lag_now()) == (None, 0.0)
     async with watched() as watch:
         await samples.get()
-        assert (watch.refusal(), watch.lag_now()) == (None, 0.0)
+        assert (watch.why_behind(), watch.lag_now()) == (None, 0.0)
         for _ in range(SAMPLES):
             block(EVERY_SECS + 0.3)
             assert watch.lag_now() == pytest.approx(0.3), "before the next sample"
             assert await samples.get() == pytest.approx(0.3)
-        assert watch.refusal() == "the event loop is 0.30 s behind"
+        assert watch.why_behind() == "the event loop is 0.30 s behind"
         for _ in range(SAMPLES):
             assert await samples.get() == pytest.approx(0.0)
-        assert (watch.refusal(), watch.lag_now()) == (None, pytest.approx(0.0))
+        assert (watch.why_behind(), watch.lag_now()) == (None, pytest.approx(0.0))
         block(9.0)
     assert watch.lag_now() == 0.0, "an ended watch is not late"
 
@@ -82,7 +82,7 @@ async def test_sessions_watch_their_loop(
         async with Line(services[1]):
             await samples.get()
         assert samples.empty(), "one task samples for both"
-        monkeypatch.setattr(Overload, "refusal", lambda *_: "the event loop is late")
+        monkeypatch.setattr(Overload, "why_behind", lambda *_: "the event loop is late")
         await line.ask()
         report = await line.report()
     assert report.outcome == "answered"
@@ -102,30 +102,32 @@ def behind(lag_secs: float, it: Overload | None = None, times: int = 2 * SAMPLES
     ("lag_secs", "reason"), [(0.09, None), (0.11, "the event loop is 0.11 s behind")]
 )
 def test_lag_of_100_ms_stops_hedges(lag_secs: float, reason: str | None) -> None:
-    assert behind(lag_secs).refusal(0.0) == reason
+    assert behind(lag_secs).why_behind(0.0) == reason
 
 
 def test_few_long_steps_change_nothing() -> None:
     it = behind(0.0)
-    refusals = [it.refusal(1.0)]
+    reasons = [it.why_behind(1.0)]
     for _ in range(SAMPLES // 2 + 1):
         it.sample(2.0, 1.0)
-        refusals.append(it.refusal(1.0))
-    assert [reason is None for reason in refusals] == [True] * (SAMPLES // 2 + 1) + [False]
+        reasons.append(it.why_behind(1.0))
+    assert [reason is None for reason in reasons] == [True] * (SAMPLES // 2 + 1) + [False]
 
 
 def test_hedges_resume_at_half_the_lag() -> None:
     it = behind(0.3)
-    refused = [behind(lag_secs, it).refusal(0.0) is not None for lag_secs in (0.06, 0.04, 0.06)]
-    assert refused == [True, False, False]
+    is_behind = [
+        behind(lag_secs, it).why_behind(0.0) is not None for lag_secs in (0.06, 0.04, 0.06)
+    ]
+    assert is_behind == [True, False, False]
 
 
 def test_samples_expire_later_on_a_late_loop() -> None:
     it = behind(0.3)
     fresh_secs = FRESH_SECS + 2 * 0.3
-    assert it.refusal(fresh_secs) is not None
-    assert it.refusal(fresh_secs + 0.1) is None
+    assert it.why_behind(fresh_secs) is not None
+    assert it.why_behind(fresh_secs + 0.1) is None
     it.sample(0.3, 60.0)
-    assert it.refusal(60.0) is None
+    assert it.why_behind(60.0) is None
     assert it.lag_secs(60.0) == pytest.approx(0.3 / SAMPLES)
     assert it.lag_secs(90.0) is None

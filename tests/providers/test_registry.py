@@ -34,7 +34,7 @@ def take(registry: ProviderRegistry, *keys: str, now: float = 0.0) -> Permit:
     return registry.issue(key, "primary", OPEN, now)
 
 
-def refusal(registry: ProviderRegistry, key: str, work: WorkClass, now: float = 0.0) -> str | None:
+def reason(registry: ProviderRegistry, key: str, work: WorkClass, now: float = 0.0) -> str | None:
     """Why a provider gets no request of a kind."""
     (found,) = registry.standing([key], work, OPEN, now)
     return found.ineligible if work == "hedge" else found.full
@@ -54,7 +54,7 @@ def end(
         registry.release(take(registry, key, now=now), verdict, now, **how)
 
 
-def refuse(registry: ProviderRegistry, *keys: str) -> list[Permit]:
+def reject(registry: ProviderRegistry, *keys: str) -> list[Permit]:
     """Providers that reject for load, with two requests in flight each."""
     left: list[Permit] = []
     for key in keys:
@@ -83,7 +83,7 @@ def test_caller_is_sent_where_a_provider_may_take_it_first(registry: ProviderReg
     registry.set_retry_after("a", 90.0)
     registry.set_retry_after("b", 60.0)
     assert take(registry, "a", "b").key == "b"
-    refuse(registry, "c")
+    reject(registry, "c")
     assert take(registry, "a", "b", "c").key == "c"
     end(registry, "failed", key="d", times=5)
     assert take(registry, "a", "b", "c", "d").key == "d"
@@ -114,18 +114,18 @@ def test_optional_work_leaves_room_for_callers(
 ) -> None:
     registry.set_queue("a", 20, 15, 0.0)  # room for twenty more
     sent = 0
-    while refusal(registry, "a", work) is None:
+    while reason(registry, "a", work) is None:
         registry.issue("a", work, OPEN, 0.0)
         sent += 1
     assert sent == most
-    assert refusal(registry, "a", work) == f"has {most} of 20 requests in flight"
-    assert refusal(registry, "a", "primary") is None
+    assert reason(registry, "a", work) == f"has {most} of 20 requests in flight"
+    assert reason(registry, "a", "primary") is None
 
 
 def test_optional_work_avoids_unhealthy_providers(registry: ProviderRegistry) -> None:
     end(registry, "failed", times=5)
     registry.set_retry_after("b", 2.0)
-    refuse(registry, "c")
+    reject(registry, "c")
     a, b, c = registry.standing("abc", "primary", OPEN, 0.0)
     assert a.ineligible is not None
     assert a.ineligible.startswith("is excluded by its breaker (5 failures in a row")
@@ -137,10 +137,10 @@ def test_optional_work_avoids_unhealthy_providers(registry: ProviderRegistry) ->
 def test_used_up_rate_limit_stops_hedges_until_its_reset(registry: ProviderRegistry) -> None:
     registry.set_used_up("a", 30.0)
     registry.set_used_up("a", 4.0)  # an older response
-    assert refusal(registry, "a", "hedge", 27.0) == "has its rate limit used up for 3 s"
+    assert reason(registry, "a", "hedge", 27.0) == "has its rate limit used up for 3 s"
     assert take(registry, "a", "b", now=27.0).key == "b"
     assert take(registry, "a", now=27.0).key == "a", "a caller is sent where nobody else is left"
-    assert refusal(registry, "a", "hedge", 30.0) is None
+    assert reason(registry, "a", "hedge", 30.0) is None
 
 
 # ---- failures of our own network
@@ -155,13 +155,13 @@ def lose_connections(
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_probe_connection_failure_counts_unless_shared(
+def test_recovery_connection_failure_counts_unless_shared(
     registry: ProviderRegistry, is_shared: bool
 ) -> None:
     end(registry, "failed", times=5)
     assert registry.claim_recovery("a", 100.0)
-    probe = registry.issue("a", "primary", OPEN, 100.0, is_recovery=True)
-    registry.release(probe, "not_connected", 100.0, host="one:443")
+    recovery = registry.issue("a", "primary", OPEN, 100.0, is_recovery=True)
+    registry.release(recovery, "not_connected", 100.0, host="one:443")
     if is_shared:
         lose_connections(registry, 100.0, b="two:443")
     assert not registry.claim_recovery("a", 100.0)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pipecat_hedge.providers.server_queue import hedge_refusal, is_last_resort, load_rank
+from pipecat_hedge.providers.server_queue import is_last_resort, load_rank, why_ineligible
 from pipecat_hedge.race import ServerLoad
 
 
 @pytest.mark.parametrize(
-    ("load", "refusal", "last"),
+    ("load", "reason", "last"),
     [
         (None, None, False),
         (ServerLoad(True, running=60), None, False),
@@ -19,10 +19,8 @@ from pipecat_hedge.race import ServerLoad
         (ServerLoad(False, detail="no such host"), "is down (no such host)", True),
     ],
 )
-def test_busy_server_gets_no_hedge(
-    load: ServerLoad | None, refusal: str | None, last: bool
-) -> None:
-    assert hedge_refusal(load) == refusal
+def test_busy_server_gets_no_hedge(load: ServerLoad | None, reason: str | None, last: bool) -> None:
+    assert why_ineligible(load) == reason
     assert is_last_resort(load) is last
 
 

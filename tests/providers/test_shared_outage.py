@@ -26,10 +26,10 @@ A_AND_B = [(at, host) for second in range(30) for at, host in ((second, "a"), (s
 def test_failures_at_several_hosts_charge_no_provider(
     failures: list[tuple[float, str]], charged: list[float]
 ) -> None:
-    outage, settled = SharedOutage[str](), list[tuple[float, str, bool]]()
+    outage, classified = SharedOutage[str](), list[tuple[float, str, bool]]()
     for at, host in failures:
-        settled += outage.settle(at)
+        classified += outage.take_classified(at)
         outage.add(f"{host}:443", at, host)
-        assert all(failed_at <= at - WITHIN_SECS for failed_at, *_ in settled)
-    settled += outage.settle(99.0)
-    assert [at for at, _, is_shared in settled if not is_shared] == charged
+        assert all(failed_at <= at - WITHIN_SECS for failed_at, *_ in classified)
+    classified += outage.take_classified(99.0)
+    assert [at for at, _, is_shared in classified if not is_shared] == charged

@@ -1,4 +1,4 @@
-"""Whether a provider has turned slow, compared with what was usual for it."""
+"""Whether a provider has turned slow, compared with what was typical for it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_only_late_cancellations_count(secs: float, late_after: float, is_on: bo
 
 @pytest.mark.parametrize("share", [0.2, 0.25])
 def test_chance_is_no_slow_period(share: float) -> None:
-    """As many late answers as usual, or a few more where a model thinks."""
+    """As many late answers as typical, or a few more where a model thinks."""
     rng = random.Random(3)
     slow_period, begun = SlowPeriod(), 0
     for _ in range(4000):

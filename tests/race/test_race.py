@@ -41,7 +41,7 @@ from pipecat_hedge.race.events import (
     UsableToken,
 )
 
-REFUSED = AttemptError("connectivity", "connection refused")
+NOT_CONNECTED = AttemptError("connectivity", "connection refused")
 UNWANTED = AttemptError("invalid_request", "400", permanent=True, is_of_prompt=True)
 REJECTED = AttemptError("authentication", "no such key", permanent=True)
 TRANSIENT = AttemptError("server", "503", is_transient=True)
@@ -140,7 +140,7 @@ REJECTING = replace(RACE, stall_secs=3.0, rejection_secs=0.0)
 LAST = Setup(HedgePolicy.race(1), stall_secs=3.0, timeout_secs=30.0)
 
 SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
-    # ---- who wins
+    # ---- which attempt wins
     "an empty answer waits for the others": (
         RACE,
         (0.1, AttemptFinished(0)),
@@ -158,7 +158,7 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
     "so is one whose replacement fails": (
         FALLBACK,
         (0.1, AttemptFinished(0), REPLACEMENT),
-        (0.2, AttemptFailed(1, REFUSED), Commit(0, "silence")),
+        (0.2, AttemptFailed(1, NOT_CONNECTED), Commit(0, "silence")),
     ),
     "a sentence commits, a token does not": (
         replace(AFTER, commit_on="first_sentence"),
@@ -198,7 +198,7 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
     "a broken answer without further attempts fails": (
         Setup(HedgePolicy.race(2), "abc", starts=(PRIMARY, HEDGE)),
         (0.1, UsableToken(0), Commit(0, "first_token"), Cancel(1, "superseded")),
-        (0.2, AttemptFailed(0, REFUSED), StreamBroken(0), Fail((("a", REFUSED),))),
+        (0.2, AttemptFailed(0, NOT_CONNECTED), StreamBroken(0), Fail((("a", NOT_CONNECTED),))),
     ),
     # ---- silence
     "a stalled first attempt gets company and may still win": (
@@ -217,20 +217,20 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
     "a broken answer ends when its last continuation is silent": (
         replace(IMPATIENT, timeout_secs=30.0),
         (1.0, UsableToken(0), Commit(0, "first_token")),
-        (1.5, AttemptFailed(0, REFUSED), StreamBroken(0), REPLACEMENT),
+        (1.5, AttemptFailed(0, NOT_CONNECTED), StreamBroken(0), REPLACEMENT),
         (4.4, TimerFired()),
-        (4.5, TimerFired(), Cancel(1, "stall"), Fail((("a", REFUSED), ("b", TIMED_OUT)))),
+        (4.5, TimerFired(), Cancel(1, "stall"), Fail((("a", NOT_CONNECTED), ("b", TIMED_OUT)))),
     ),
     "so it does without a stall limit": (
         FALLBACK,
         (1.0, UsableToken(0), Commit(0, "first_token")),
-        (1.5, AttemptFailed(0, REFUSED), StreamBroken(0), REPLACEMENT),
-        (4.5, TimerFired(), Cancel(1, "stall"), Fail((("a", REFUSED), ("b", TIMED_OUT)))),
+        (1.5, AttemptFailed(0, NOT_CONNECTED), StreamBroken(0), REPLACEMENT),
+        (4.5, TimerFired(), Cancel(1, "stall"), Fail((("a", NOT_CONNECTED), ("b", TIMED_OUT)))),
     ),
     "but not while its continuation makes progress": (
         IMPATIENT,
         (1.0, UsableToken(0), Commit(0, "first_token")),
-        (1.5, AttemptFailed(0, REFUSED), StreamBroken(0), REPLACEMENT),
+        (1.5, AttemptFailed(0, NOT_CONNECTED), StreamBroken(0), REPLACEMENT),
         (4.5, Progressed(1, 4.0)),
         (4.5, TimerFired()),
         (6.9, UsableToken(1), Continue(1)),
@@ -273,12 +273,12 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
     "a failure without room ends the turn": (
         AFTER,
         (0.1, FULL),
-        (0.3, AttemptFailed(0, REFUSED), Fail((("a", REFUSED),))),
+        (0.3, AttemptFailed(0, NOT_CONNECTED), Fail((("a", NOT_CONNECTED),))),
     ),
     "a failure is replaced where there is room": (
         OF_THREE,
         (0.1, FULL),
-        (0.3, AttemptFailed(0, REFUSED), Launch(1, "c", "failure")),
+        (0.3, AttemptFailed(0, NOT_CONNECTED), Launch(1, "c", "failure")),
     ),
     "a request is repeated without room": (
         RETRYING,
@@ -312,37 +312,41 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
         (1.0, AttemptFailed(0, TRANSIENT)),
         (1.2, TimerFired(), Fail((("a", TRANSIENT),))),
     ),
-    # ---- providers that refuse hedges
-    "a provider that refuses hedges is skipped": (
+    # ---- providers ineligible for hedges
+    "a provider ineligible for hedges is skipped": (
         replace(AFTER, candidates="abc"),
         (0.1, B_BUSY),
         (0.6, TimerFired(), Launch(1, "c", "hedge")),
-        (0.7, AttemptFailed(0, REFUSED), Launch(2, "b", "failure")),
-        (0.8, AttemptFailed(1, REFUSED)),
-        (0.9, AttemptFailed(2, REFUSED), Fail(tuple((name, REFUSED) for name in "acb"))),
+        (0.7, AttemptFailed(0, NOT_CONNECTED), Launch(2, "b", "failure")),
+        (0.8, AttemptFailed(1, NOT_CONNECTED)),
+        (
+            0.9,
+            AttemptFailed(2, NOT_CONNECTED),
+            Fail(tuple((name, NOT_CONNECTED) for name in "acb")),
+        ),
     ),
     "it replaces a failure": (
         AFTER,
         (0.1, B_BUSY),
-        (0.1, AttemptFailed(0, REFUSED), REPLACEMENT),
+        (0.1, AttemptFailed(0, NOT_CONNECTED), REPLACEMENT),
     ),
     "the least reluctant replaces a failure": (
         OF_THREE,
         (0.1, HedgeEligibilityChanged({"b": "is down", "c": "is full"}, {"b": 2})),
-        (0.1, AttemptFailed(0, REFUSED), Launch(1, "c", "failure")),
+        (0.1, AttemptFailed(0, NOT_CONNECTED), Launch(1, "c", "failure")),
     ),
-    "a probed one replaces failures last": (
+    "a recovering one replaces failures last": (
         RECOVERING,
         (0.1, HedgeEligibilityChanged({"b": "is busy", "c": "is busy"})),
-        (0.1, AttemptFailed(0, REFUSED), Launch(1, "c", "failure")),
-        (0.2, AttemptFailed(1, REFUSED), Launch(2, "b", "failure")),
+        (0.1, AttemptFailed(0, NOT_CONNECTED), Launch(1, "c", "failure")),
+        (0.2, AttemptFailed(1, NOT_CONNECTED), Launch(2, "b", "failure")),
     ),
     "but before one that is unhealthy": (
         RECOVERING,
         (0.1, HedgeEligibilityChanged({"c": "is full"}, {"c": 3})),
-        (0.1, AttemptFailed(0, REFUSED), REPLACEMENT),
+        (0.1, AttemptFailed(0, NOT_CONNECTED), REPLACEMENT),
     ),
-    "a probed one gets a hedge in its turn": (RECOVERING, (0.6, TimerFired(), HEDGE)),
+    "a recovering one gets a hedge in its turn": (RECOVERING, (0.6, TimerFired(), HEDGE)),
     # ---- hedges that the budget puts off
     "a deferred hedge is sent when there is budget": (
         Setup(HedgePolicy(rule=PutOff(until=0.75), name="put off"), stall_secs=3.0),
@@ -407,8 +411,8 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
     ),
     "instances are no further providers": (
         replace(FALLBACK, candidates="aaa"),
-        (0.1, AttemptFailed(0, REFUSED), Launch(1, "a", "failure")),
-        (0.2, AttemptFailed(1, REFUSED), Fail((("a", REFUSED),) * 2)),
+        (0.1, AttemptFailed(0, NOT_CONNECTED), Launch(1, "a", "failure")),
+        (0.2, AttemptFailed(1, NOT_CONNECTED), Fail((("a", NOT_CONNECTED),) * 2)),
     ),
     # ---- a transient failure beside a live attempt
     "a failed request is repeated beside a late one": (
@@ -530,7 +534,7 @@ def test_wake_at_and_planned_follow_the_events(
     assert (race.wake_at, race.planned) == (wake_at, planned)
 
 
-def test_refused_hedge_reports_its_reason_and_is_rechecked() -> None:
+def test_ineligible_hedge_reports_its_reason_and_is_rechecked() -> None:
     race = replace(AFTER, stall_secs=3.0).play((0.0, B_BUSY), (0.6, TimerFired()))
     assert race.launch_reason == "no hedge: b has a queue of 3"
     assert race.wake_at == pytest.approx(0.7)
@@ -538,7 +542,7 @@ def test_refused_hedge_reports_its_reason_and_is_rechecked() -> None:
     assert race.handle(TimerFired(), 3.0) == (SILENCE,)
 
 
-def test_provider_that_refuses_hedges_starts_the_turn() -> None:
+def test_provider_ineligible_for_hedges_starts_the_turn() -> None:
     race = RACE.race()
     race.handle(HedgeEligibilityChanged({"a": "has a queue of 3", "b": "is down"}), 0.0)
     assert race.handle(TurnStarted(), 0.0) == (PRIMARY,)

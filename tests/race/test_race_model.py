@@ -108,7 +108,7 @@ class RaceModel(RuleBasedStateMachine):
         self.usable: set[int] = set()
         self.empty: set[int] = set()
         self.useless: dict[str, float] = {}
-        self.refusing: frozenset[str] = frozenset()
+        self.ineligible: frozenset[str] = frozenset()
         self._take(TurnStarted())
 
     def _take(self, event: Event) -> None:
@@ -126,8 +126,8 @@ class RaceModel(RuleBasedStateMachine):
                     until = self.useless.get(command.provider, self.now)
                     assert until <= self.now + 1e-9, "request to an excluded provider"
                     if command.reason == "hedge":
-                        assert command.provider not in self.refusing, (
-                            "hedge to a provider that refuses hedges"
+                        assert command.provider not in self.ineligible, (
+                            "hedge to an ineligible provider"
                         )
                     self.launched.append(command.provider)
                     self.live.add(command.attempt)
@@ -188,8 +188,8 @@ class RaceModel(RuleBasedStateMachine):
         self.now = end
 
     @rule(providers=st.frozensets(st.sampled_from("abc")))
-    def some_refuse_hedges(self, providers: frozenset[str]) -> None:
-        self.refusing = providers
+    def some_are_ineligible(self, providers: frozenset[str]) -> None:
+        self.ineligible = providers
         self._take(HedgeEligibilityChanged(dict.fromkeys(providers, "is busy"), slow=providers))
 
     @precondition(lambda self: self.launched)

@@ -94,7 +94,7 @@ def room() -> dict[str, Any]:
 
 
 def half_open() -> dict[str, Any]:
-    """A turn that probes a half-open provider."""
+    """A turn that tries a half-open provider."""
     stats, settings = ProviderStats(), CircuitBreakerSettings(failures=1, recovery_secs=0.05)
     broken = ScriptedLLMService([Error()], [Wait(NEVER)])
     service = HedgedLLMService(
@@ -109,7 +109,7 @@ def half_open() -> dict[str, Any]:
     return {
         **states,
         "asked": len(broken.contexts),
-        "may probe": stats.claim_recovery(key, now),
+        "may recover": stats.claim_recovery(key, now),
     }
 
 

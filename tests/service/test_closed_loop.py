@@ -40,5 +40,5 @@ def test_next_caller_gets_the_room(found: dict[str, Any]) -> None:
     assert found["room"] == {"then": "Yes.", "in flight": [0], **NOTHING}
 
 
-def test_half_open_provider_may_be_probed_again(found: dict[str, Any]) -> None:
-    assert found["half_open"] == {"in flight": [0, 0], "asked": 2, "may probe": True, **NOTHING}
+def test_half_open_provider_may_be_tried_again(found: dict[str, Any]) -> None:
+    assert found["half_open"] == {"in flight": [0, 0], "asked": 2, "may recover": True, **NOTHING}

@@ -123,7 +123,7 @@ async def test_slow_first_provider_is_rerouted_until_it_recovers() -> None:
 async def test_first_provider_that_hangs_early_is_soon_not_the_first(
     well_turns: int, with_restarts: bool, tmp_path: Path
 ) -> None:
-    """Before anything is usual; also if every turn is another run of the program."""
+    """Before anything is typical; also if every turn is another run of the program."""
     stats, reports = ProviderStats(FileStore(tmp_path / "stats.json")), list[TurnReport]()
 
     def first() -> list[Step]:
@@ -157,8 +157,8 @@ async def test_inference_is_hedged_by_whole_answer_latency() -> None:
 
 async def test_silent_provider_causes_no_hedge_storm() -> None:
     """Twelve callers: four hedges, then replacements."""
-    usual = [0.3 + 0.02 * (turn % 7) for turn in range(20)]
-    callers = [racing(provider("a", *usual, 60.0), provider("b", 0.4)) for _ in range(12)]
+    typical = [0.3 + 0.02 * (turn % 7) for turn in range(20)]
+    callers = [racing(provider("a", *typical, 60.0), provider("b", 0.4)) for _ in range(12)]
     async with AsyncExitStack() as stack:
         lines = [await stack.enter_async_context(Line(llm)) for llm in callers]
         for _ in range(21):

@@ -222,7 +222,7 @@ async def test_two_vendors_take_turns_in_one_conversation(
         async with call_of(upstream, a, b, policy=HedgePolicy.race(2, probes=False)) as call:
             for number, requests in enumerate((2, 2, 1, 2, 2)):
                 await call.say(f"When do you open on day {number}?", requests)
-                assert upstream.refusals == []
+                assert upstream.rejections == []
         assert call.winners == winners
         assert call.line.errors == []
         for prompts in upstream.prompts.values():
@@ -270,7 +270,7 @@ async def test_continuation_is_accepted(a: Member, b: Member, messages: tuple[An
         async with call_of(upstream, a, b, policy=policy, messages=(question, *messages)) as call:
             await call.send(LLMRunFrame())
         (prompt,) = upstream.prompts[b.model]
-        assert upstream.refusals == []
+        assert upstream.rejections == []
     assert call.line.text == "We are open till nine. Do come by."
     assert "broken connection" in pieces(prompt)[-1]
     assert [piece.count("open till nine") for piece in pieces(prompt)[-2:]] == [1, 0]
@@ -286,7 +286,7 @@ async def test_thought_of_a_continuation_is_not_sent_again() -> None:
         async with call_of(upstream, GPT, THINKING_CLAUDE, policy=policy) as call:
             for text in ("Are you open?", "Bye.", "Bye!"):
                 await call.say(text)
-        assert upstream.refusals == []
+        assert upstream.rejections == []
     thoughts = [str(prompt).count("thinking") for prompt in upstream.prompts["claude"]]
     assert [count > 0 for count in thoughts] == [False, False, True]
 
@@ -306,7 +306,7 @@ async def test_documents_are_the_callers_for_a_chat_template_and_ours_for_a_rout
             for text in texts:
                 await call.speak(text)
             roles = [role_of(message) for message in call.context.messages]
-    assert upstream.refusals == []
+    assert upstream.rejections == []
     assert heard == texts
     for first, second in upstream.prompts.values():
         assert f"Passage for {texts[0]}\n\n{texts[0]}" in first[-1]["content"]

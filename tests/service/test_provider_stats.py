@@ -96,15 +96,15 @@ class Latency:
     """What is known of a provider's latency, by prompt size."""
 
     def __init__(self) -> None:
-        self.known = ProviderLatency(prior_for("x", "gpt-4.1"))
+        self.latency = ProviderLatency(prior_for("x", "gpt-4.1"))
 
     def record(self, times: int, secs: dict[int, float]) -> None:
         for _ in range(times):
             for tokens, each in secs.items():
-                self.known.record_apart(each, censored=False, prompt_tokens=tokens)
+                self.latency.record_apart(each, censored=False, prompt_tokens=tokens)
 
     def quantile(self, tokens: int | None, p: float = 0.5) -> float:
-        return self.known.known(tokens, by_sentence=False).first_token.quantile(p)
+        return self.latency.estimate(tokens, by_sentence=False).first_token.quantile(p)
 
 
 def test_prompt_sizes_are_separated_with_enough_data() -> None:
@@ -122,17 +122,17 @@ def test_slow_period_keeps_earlier_statistics() -> None:
 
     def turns(count: int, factor: float) -> list[float]:
         for _ in range(count):
-            usual = {SHORT: 0.3, LONG: 0.9}
+            typical = {SHORT: 0.3, LONG: 0.9}
             latency.record(
-                1, {t: factor * s * rng.lognormvariate(0, 0.2) for t, s in usual.items()}
+                1, {t: factor * s * rng.lognormvariate(0, 0.2) for t, s in typical.items()}
             )
         return [latency.quantile(tokens, p) for tokens in (SHORT, LONG) for p in (0.5, 0.95, 0.99)]
 
     before = turns(400, 1.0)
     during = turns(100, 3.0)
-    assert all(slow > 2 * usual for slow, usual in zip(during, before, strict=True))
+    assert all(slow > 2 * typical for slow, typical in zip(during, before, strict=True))
     assert turns(30, 1.0) == pytest.approx(before, rel=0.2)
-    assert latency.known.seen > 800
+    assert latency.latency.seen > 800
 
 
 def test_repeated_changes_use_bounded_memory() -> None:
@@ -141,7 +141,7 @@ def test_repeated_changes_use_bounded_memory() -> None:
         if turn % 700 == 0:
             level = rng.choice([0.3, 1.0, 4.0])
         latency.record(level * rng.lognormvariate(0, 0.3), censored=False)
-        assert latency.known(None, by_sentence=False).first_token.secs.size < 2048 + 200
+        assert latency.estimate(None, by_sentence=False).first_token.secs.size < 2048 + 200
 
 
 # ---- kept between runs

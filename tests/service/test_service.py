@@ -58,7 +58,7 @@ from tests.support.line import Line
 
 pytestmark = pytest.mark.virtual_time
 
-REFUSED = Error(category=ErrorCategory.AUTHENTICATION)
+REJECTED = Error(category=ErrorCategory.AUTHENTICATION)
 CUT: list[Step] = [
     Say("We are open till nine."),
     Say(" Shall"),
@@ -70,7 +70,7 @@ CUT: list[Step] = [
 BY_SENTENCE = HedgePolicy.fallback(commit="first_sentence")
 
 
-# ---- who wins
+# ---- which attempt wins
 
 
 @pytest.mark.parametrize("winner", ["a", "b"])
@@ -196,9 +196,9 @@ async def test_failure_launches_the_next_at_once(
 
 async def test_each_lasting_rejection_is_warned_once() -> None:
     llm = racing(
-        Provider("a", [scripted(REFUSED), scripted(REFUSED)]),
-        scripted(REFUSED),
-        ScriptedLLMService([Say("Hi.")], [REFUSED]),
+        Provider("a", [scripted(REJECTED), scripted(REJECTED)]),
+        scripted(REJECTED),
+        ScriptedLLMService([Say("Hi.")], [REJECTED]),
         policy=HedgePolicy.fallback(3),
     )
     with logged() as warnings:
@@ -211,7 +211,7 @@ async def test_each_lasting_rejection_is_warned_once() -> None:
 
 async def test_rejecting_provider_is_tried_again_beside_the_next() -> None:
     llm = racing(
-        ScriptedLLMService([REFUSED], [Say("Hi.")]),
+        ScriptedLLMService([REJECTED], [Say("Hi.")]),
         scripted(Wait(2.0), Say("Hello.")),
         policy=HedgePolicy.fallback(),
     )
@@ -261,7 +261,7 @@ async def test_fallback_text_is_spoken(
 async def test_all_excluded_providers_are_used_again() -> None:
     rejected = ScriptedLLMService([Error(category=ErrorCategory.APPLICATION)], [Say("Hi.")])
     policy = HedgePolicy.fallback(fallback_text="Sorry.")
-    line = await asked(racing(rejected, scripted(REFUSED), policy=policy), turns=2)
+    line = await asked(racing(rejected, scripted(REJECTED), policy=policy), turns=2)
     assert line.text == "Sorry.Hi."
     assert line.reports[1].winner == "a"
 
@@ -413,7 +413,7 @@ async def test_member_ignoring_cancellation_does_not_block() -> None:
 
 
 async def test_provider_states_follow_each_turn() -> None:
-    denied, fast = scripted(REFUSED), scripted(Wait(0.2), Say("Hi."), model="gpt-4.1")
+    denied, fast = scripted(REJECTED), scripted(Wait(0.2), Say("Hi."), model="gpt-4.1")
     llm = racing(denied, fast, policy=HedgePolicy.fallback())
     async with Line(llm) as line:
         before = llm.provider_states()

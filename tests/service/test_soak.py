@@ -106,8 +106,8 @@ def what_was(line: Line, report: TurnReport) -> str:
         return "the fallback"
     if report.commit_reason == "silence":
         return "lost" if text.strip() else "a silence that is meant"
-    # A stream broke off. Whoever took over ended at once, as at the end of a whole sentence he may;
-    # or nobody did, and the caller is told.
+    # A stream broke off. Its continuation ended at once, as it may after a whole sentence; or there
+    # was none, and the caller heard the fallback.
     broke_off = any(a.outcome == "failed" and a.ttft_secs is not None for a in report.attempts)
     part = text.removesuffix(f" {SORRY}")
     if part not in WHOLE or not broke_off or (part == text) == (report.outcome == "failed"):
@@ -115,17 +115,17 @@ def what_was(line: Line, report: TurnReport) -> str:
     return "a part" if part == text else "a part and the fallback"
 
 
-async def soak(turns: int, settled_after: int, seed: int) -> dict[str, Any]:
+async def soak(turns: int, measured_after: int, seed: int) -> dict[str, Any]:
     """Hold the turns, interrupting every tenth.
 
     Args:
         turns: How many.
-        settled_after: The turn after which memory is measured first; it is measured again at the
+        measured_after: The turn after which memory is measured first; it is measured again at the
             end.
         seed: Of the dice.
 
     Returns:
-        ``heard``, ``faults`` and ``outcomes`` as counts, and ``settled_bytes`` and ``bytes``.
+        ``heard``, ``faults`` and ``outcomes`` as counts, and ``first_bytes`` and ``bytes``.
     """
     seen: Counter[str] = Counter()
     heard: Counter[str] = Counter()
@@ -137,7 +137,7 @@ async def soak(turns: int, settled_after: int, seed: int) -> dict[str, Any]:
         0.8, max_attempts=3, commit="first_sentence", stall_secs=1.0, fallback_text=SORRY
     )
     rng = random.Random(seed)
-    settled = 0
+    first_bytes = 0
     async with Line(HedgedLLMService(providers, policy=policy)) as line:
         for turn in range(1, turns + 1):
             context = LLMContext([{"role": "user", "content": "Hello?"}])
@@ -151,14 +151,14 @@ async def soak(turns: int, settled_after: int, seed: int) -> dict[str, Any]:
                 report = await line.report()
                 heard[what_was(line, report)] += 1
             line.forget()
-            if turn == settled_after:
-                settled = resident_bytes()
+            if turn == measured_after:
+                first_bytes = resident_bytes()
         await asyncio.sleep(2 * CLOSE_SECS)
         at_the_end = resident_bytes()
     return {
         "heard": dict(heard.most_common()),
         "faults": dict(seen.most_common()),
-        "settled_bytes": settled,
+        "first_bytes": first_bytes,
         "bytes": at_the_end,
     }
 
@@ -166,7 +166,7 @@ async def soak(turns: int, settled_after: int, seed: int) -> dict[str, Any]:
 def run() -> dict[str, Any]:
     logger.disable("pipecat")
     with asyncio.Runner(loop_factory=AutojumpLoop) as runner:
-        return runner.run(soak(TURNS, settled_after=TURNS // 4, seed=0))
+        return runner.run(soak(TURNS, measured_after=TURNS // 4, seed=0))
 
 
 @pytest.mark.timeout(300)
@@ -174,7 +174,7 @@ def test_thousands_of_turns_end_and_leak_nothing(capsys: pytest.CaptureFixture[s
     """In a process of its own, so that the memory that is measured is the soak's."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         result = process.submit(run).result(280)
-    grown = result["bytes"] / result["settled_bytes"] - 1
+    grown = result["bytes"] / result["first_bytes"] - 1
     with capsys.disabled():
         print(f"\n{TURNS} turns, memory {grown:+.1%}: {result}")
     assert sum(result["heard"].values()) == TURNS

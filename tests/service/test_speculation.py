@@ -81,7 +81,7 @@ async def test_report_waits_for_the_turns_end(answer_secs: float) -> None:
     assert (report.outcome, report.confirmed_secs, line.text) == ("answered", None, "Yes.")
 
 
-async def test_end_of_the_call_settles_a_speculation() -> None:
+async def test_end_of_the_call_ends_a_speculation() -> None:
     async with Line(racing(scripted(Say("Yes.")))) as line:
         await speculate(line)
         await asyncio.sleep(0.4)

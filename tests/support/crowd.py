@@ -130,7 +130,7 @@ class Crowd(VirtualTime):
             now=self.now,
         )
         slots = [
-            Slot(name, silent_secs(self._policy, plan.known[name]), STALL_SECS)
+            Slot(name, silent_secs(self._policy, plan.estimates[name]), STALL_SECS)
             for name in plan.order
         ]
         race = Race(slots, plan.rule, max_attempts=self._policy.max_attempts)

@@ -1,4 +1,4 @@
-"""A server that sends what it is told to, on a real socket, as far as a vLLM is concerned."""
+"""A scripted server on a real socket that answers as a vLLM does."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class FakeVLLM:
         deltas: The deltas of each answer.
         finish_reason: How an answer ends.
         error: What comes in place of its end, or None.
-        refusal: The status and the body of the answer to every request, or None.
-        refusals: How many more requests are refused so.
+        rejection: The status and the body of the answer to every request, or None.
+        rejections: How many more requests are rejected so.
         key: The key that it wants; None wants none.
         silent_secs: How long an answer takes to begin.
         running: What its metrics say.
@@ -51,8 +51,8 @@ class FakeVLLM:
     deltas: Sequence[dict[str, Any]] = ({"content": "We are open."},)
     finish_reason: str | None = "stop"
     error: dict[str, Any] | None = None
-    refusal: tuple[int, dict[str, Any]] | None = None
-    refusals: float = float("inf")
+    rejection: tuple[int, dict[str, Any]] | None = None
+    rejections: float = float("inf")
     key: str | None = None
     silent_secs: float = 0.0
     running: int = 0
@@ -90,9 +90,9 @@ class FakeVLLM:
             assert request.transport is not None
             request.transport.close()
         await asyncio.sleep(self.silent_secs)
-        if self.refusal is not None and self.refusals > 0:
-            self.refusals -= 1
-            return web.json_response({"error": self.refusal[1]}, status=self.refusal[0])
+        if self.rejection is not None and self.rejections > 0:
+            self.rejections -= 1
+            return web.json_response({"error": self.rejection[1]}, status=self.rejection[0])
         if body["model"] not in self.models:
             error = {"message": f"The model `{body['model']}` does not exist.", "code": 404}
             return web.json_response({"error": error}, status=404)

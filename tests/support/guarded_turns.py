@@ -54,7 +54,7 @@ def guarded_turns(
             rng=draws,
         )
         order = plan.order if second is not None else ("x", "x")
-        slots = [Slot(n, silent_secs(policy, plan.known[n]), STALL_SECS) for n in order]
+        slots = [Slot(n, silent_secs(policy, plan.estimates[n]), STALL_SECS) for n in order]
         race = Race(slots, plan.rule, max_attempts=policy.max_attempts, commit_on=commit_on)
         due: list[tuple[float, int, bool]] = []
         now, commands = 0.0, race.handle(TurnStarted(), 0.0)

@@ -94,7 +94,7 @@ class PrometheusServer:
         """What an expression is now: ``{"metric": labels, "value": [at, value]}`` each.
 
         Raises:
-            ValueError: If Prometheus refuses it; with what it says.
+            ValueError: If Prometheus rejects it; with what it says.
         """
         return self._get("query", query=expression)["result"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import suppress
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import redis
@@ -51,13 +51,14 @@ class RedisServer(RedisProcess):
         found: dict[str, int] = {}
         for key in self.names(f"{root}:latency:*"):
             name = key.removeprefix(f"{root}:latency:").rpartition(":")[0]
-            counts = counts_of({k: int(v) for k, v in cast("Any", self.control).hgetall(key).items()})
+            fields = cast("dict[str, str]", self.control.hgetall(key))
+            counts = counts_of({field: int(count) for field, count in fields.items()})
             found[name] = found.get(name, 0) + int(counts[ALL].sum())
         return found
 
 
 class LossyProxy:
-    """Stands between a client and a Redis, and swallows what that answers when it is told to.
+    """Stands between a client and a Redis, and swallows its answers on request.
 
     Attributes:
         port: Where it listens.

@@ -1,4 +1,4 @@
-"""An upstream that answers 400 to what the vendors document that they refuse, in four wires.
+"""An upstream that answers 400 to what the vendors document that they reject, in four wires.
 
 The model's name says which answers are its. A model named ``strict...`` has a chat template such as
 Mistral's: it knows no ``developer``, and the caller and the model take turns. One named
@@ -41,13 +41,13 @@ class Answer:
     is_cut: bool = False
 
 
-class Refused(Exception):
+class Rejected(Exception):
     """A request that the vendor rejects."""
 
 
 def require(condition: object, why: str) -> None:
     if not condition:
-        raise Refused(why)
+        raise Rejected(why)
 
 
 @dataclass
@@ -58,14 +58,14 @@ class StrictUpstream:
         answers: The answers of each model, one after the other; the last one is repeated.
         is_race: Whether the models are asked at the same time: none answers before all are asked.
         prompts: The messages of each request, by model.
-        refusals: Why requests were rejected.
+        rejections: Why requests were rejected.
         url: Where it is.
     """
 
     answers: Mapping[str, Sequence[Answer]]
     is_race: bool = False
     prompts: dict[str, list[list[Any]]] = field(default_factory=dict[str, list[list[Any]]])
-    refusals: list[str] = field(default_factory=list[str])
+    rejections: list[str] = field(default_factory=list[str])
     url: str = ""
     _asked: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -81,7 +81,7 @@ class StrictUpstream:
 
     def _all_were_asked(self, times: int) -> bool:
         asked = all(len(self.prompts.get(model, ())) >= times for model in self.answers)
-        return asked or bool(self.refusals)
+        return asked or bool(self.rejections)
 
     async def openai(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -118,11 +118,11 @@ class StrictUpstream:
     ) -> web.StreamResponse:
         try:
             check(prompt, model)
-        except Refused as refused:
-            self.refusals.append(f"{model}: {refused}")
+        except Rejected as rejected:
+            self.rejections.append(f"{model}: {rejected}")
             async with self._asked:
                 self._asked.notify_all()
-            error = {"message": str(refused), "type": "invalid_request_error", "code": 400}
+            error = {"message": str(rejected), "type": "invalid_request_error", "code": 400}
             return web.json_response({"type": "error", "error": error}, status=400)
         answer = await self._next(model, prompt)
         await asyncio.sleep(answer.secs)

@@ -155,7 +155,7 @@ class TestServer:
             ({"Origin": "http://localhost:3000"}, "0.0.0.0", 200),
         ],
     )
-    async def test_foreign_pages_are_refused(
+    async def test_foreign_pages_are_forbidden(
         self, headers: dict[str, str], host: str, status: int
     ) -> None:
         """The Host is checked only where the server is bound to loopback."""

@@ -57,4 +57,4 @@ def test_loopback_names(host: str, is_local: bool) -> None:
     ],
 )
 def test_origin_and_host(origins: list[str], hosts: list[str] | None, is_allowed: bool) -> None:
-    assert (NAMED.refusal(origins, hosts) is None) is is_allowed
+    assert (NAMED.why_forbidden(origins, hosts) is None) is is_allowed

@@ -361,7 +361,7 @@ def test_recorder_does_not_keep_statistics_alive() -> None:
     recorder.close()
 
 
-def test_second_recorder_in_a_registry_is_refused(recorded: Recorded) -> None:
+def test_second_recorder_in_a_registry_is_an_error(recorded: Recorded) -> None:
     _, registry, stats = recorded
     with pytest.raises(ConfigurationError, match=r"registry has .* already.*close\(\) it first"):
         PrometheusRecorder(stats=stats, registry=registry)

@@ -21,7 +21,7 @@ from pipecat_hedge import (
 )
 from pipecat_hedge.telemetry.slo_tracker import (
     MAX_SLOS,
-    SLOTS,
+    SLICES,
     WINDOWS_SECS,
     SloStatus,
     SloTracker,
@@ -98,7 +98,7 @@ async def test_fillers_and_fallbacks_keep_no_voice_to_voice_slo(script: list[Ste
 
 
 @pytest.mark.parametrize(("after_secs", "turns"), [(0.3, 0), (3.0, 1)])
-async def test_caller_who_speaks_again(after_secs: float, turns: int) -> None:
+async def test_interrupted_turn_counts_after_its_limit(after_secs: float, turns: int) -> None:
     llm = service(SILENT, PROMPT)
     async with PhoneCall(llm) as call:
         await call.play(*SPEAKS, after_secs, InterruptionFrame, 3.0)
@@ -114,7 +114,7 @@ async def test_slo_of_the_policy_is_tracked() -> None:
 
 
 async def test_slo_of_the_policy_moves_no_hedge() -> None:
-    """Whoever wants hedges in time for it gives ``target_ttft_secs``."""
+    """Hedges in time for it need ``target_ttft_secs``."""
     due: list[tuple[str, float | None]] = []
     for slo in (None, Slo(ttft_secs=0.8)):
         slow, fast = (scripted(Wait(secs), Say("Yes."), model="jagged") for secs in (9.0, 0.1))
@@ -147,8 +147,8 @@ def test_windows_count_the_turns_of_their_last_slots(
     now += later
     ttft = next(s for s in board.status() if s.objective == "ttft")
     for window, secs in zip(ttft.windows, WINDOWS_SECS, strict=True):
-        width = secs / SLOTS
-        kept = [k for at, k in events if now // width - SLOTS < at // width]
+        width = secs / SLICES
+        kept = [k for at, k in events if now // width - SLICES < at // width]
         assert window == WindowCount(secs, len(kept), kept.count(False))
         assert window.turns <= sum(at >= math.nextafter(now - secs, -math.inf) for at, _ in events)
         assert window.turns >= sum(at > now - secs + width for at, _ in events)

@@ -237,7 +237,7 @@ async def test_unsampled_call_has_no_spans(
     assert spans.all() == []
 
 
-def test_own_spans_without_opentelemetry_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_spans_without_opentelemetry_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pipecat_hedge.telemetry.race_span", None)
     with pytest.raises(HedgeError, match=r"own_spans .*pipecat-hedge\[tracing\]"):
         hedged(HedgePolicy.race(1), QUICK)

@@ -283,11 +283,11 @@ async def test_unknown_key_is_named() -> None:
         (400, NO_PARSER, "--enable-auto-tool-choice", ErrorCategory.INVALID_REQUEST),
     ],
 )
-async def test_each_refusal_names_its_remedy(
+async def test_each_rejection_names_its_remedy(
     status: int, text: str, message: str, category: ErrorCategory
 ) -> None:
     """None repeats the server's text, which may quote the prompt."""
-    _, line = await asked(refusal=(status, {"message": text, "param": "messages"}))
+    _, line = await asked(rejection=(status, {"message": text, "param": "messages"}))
     (error,) = line.errors
     assert message in error.error
     assert "SECRET" not in error.error

@@ -1,4 +1,4 @@
-"""What a real vLLM refuses, and what the service says of it."""
+"""What a real vLLM rejects, and how the service explains it."""
 
 from __future__ import annotations
 

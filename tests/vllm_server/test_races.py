@@ -181,7 +181,7 @@ async def test_killed_server_is_continued_and_comes_back(
         assert line.text.endswith("We are open until nine.")
         assert not line.errors
 
-        await line.ask()  # nobody is there: the other one, without a wait
+        await line.ask()  # no server there: the other one answers without a wait
         report = await line.report(2)
         assert report.winner == "other"
         assert report.ttft_secs is not None

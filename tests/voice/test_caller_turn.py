@@ -132,7 +132,7 @@ def test_speech_to_speech_model_answers_within_three_seconds(
 
 @both
 async def test_reminder_after_a_cough_has_its_own_anchor(make: Any) -> None:
-    """Twenty seconds later the bot speaks up of its own accord, and nobody waited for it."""
+    """Twenty seconds later the bot speaks of its own accord; no caller waited for it."""
     async with PhoneCall(make(ANSWER)) as call:
         first = await call.speak()
         await call.play(VAD_ON, TURN_ON, 0.3, vad_off, TURN_OFF, 20.0, ask, 10.0)

@@ -111,7 +111,7 @@ async def test_usual_answer_is_not_bridged() -> None:
 
 
 async def test_filler_is_inside_the_answers_frames() -> None:
-    """Between its start and its end, told apart from it, and no figure counts it."""
+    """Between its start and its end, separate from it, and in no figure."""
     async with FilledCall(hedged(SLOW)) as call:
         await call.ask(2)
         report = await call.line.report(2)
@@ -164,7 +164,7 @@ async def test_filler_is_withdrawn_before_it_sounds(
 
 
 async def test_interruption_ends_the_wait() -> None:
-    """Nothing is said to who speaks; the next turn works."""
+    """A speaking caller hears nothing; the next turn works."""
     async with FilledCall(hedged(SLOW)) as call:
         await call.ask(4)
         said = len(call.spoken)
@@ -355,7 +355,7 @@ def test_filler_begins_when_it_first_pays(
 
 
 ENDED = SurvivalCurve.of([1.0, 2.0], [0.5, 0.0], 0.1)
-"""A curve that says that nobody waits for longer."""
+"""A curve without longer waits."""
 LONG = fixed(5.0)
 TWO = FillerRule(per_turn=2)
 

@@ -147,7 +147,7 @@ def row(events: list[Event], *turns: dict[str, Any], id: str, **options: Any) ->
 NO_VAD: list[Event] = [TURN_ON, 1.3, TURN_OFF, ask]
 INTERRUPTS: list[Event] = [VAD_ON, TURN_ON, InterruptionFrame]
 ALONE = {"anchor": "context", "first_answer_secs": 0.8, "voice_to_voice_secs": None}
-"""The bot is asked to speak, by nobody who spoke."""
+"""The bot is asked to speak without a caller's turn."""
 IN_MID = {"first_sound_secs": 0.3 + 0.5 + 0.1, "filler_end_secs": 0.3 + 0.5 + 0.2}
 TOKENS = {"text_aggregation_mode": TextAggregationMode.TOKEN}
 
@@ -393,7 +393,7 @@ def cancelled(id_: str, *, run_llm: bool) -> FunctionCallCancelFrame:
             [started("a"), result("a"), LLMFullResponseStartFrame()], False, id="it has been"
         ),
         pytest.param([started("a"), result("a", None)], False, id="an empty result asks nothing"),
-        pytest.param([started("a"), result("a", run_llm=False)], False, id="told not to ask"),
+        pytest.param([started("a"), result("a", run_llm=False)], False, id="without a run"),
         pytest.param([started("a", "b"), result("a", None)], True, id="one of two"),
         pytest.param(
             [started("a", "b"), result("a"), LLMFullResponseStartFrame()],

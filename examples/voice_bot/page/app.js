@@ -167,7 +167,7 @@ async function postOffer({ sdp, type }) {
   }
   if (!response.ok) {
     throw new UserError(
-      `The bot refused the call (status ${response.status}). The reason is in the bot's terminal.`,
+      `The bot rejected the call (status ${response.status}). The reason is in the bot's terminal.`,
     );
   }
   const answer = await response.json();

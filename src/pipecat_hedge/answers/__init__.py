@@ -1,4 +1,4 @@
-"""Answers that are known: the same turn again, and curated questions. Nobody is asked for them."""
+"""Answers without a provider: the same turn again, and curated questions."""
 
 from pipecat_hedge.answers.exact import ExactAnswers
 from pipecat_hedge.answers.faq import FaqEntry

@@ -15,7 +15,7 @@ from pipecat_hedge.service.known_answers import Question
 from pipecat_hedge.service.line_log import LineLog
 
 THRESHOLD = 0.92
-"""Opposites can be 0.98 alike, so it only refuses what is about something else."""
+"""Opposites can be 0.98 alike, so it only excludes questions about something else."""
 
 
 class FaqAnswers:

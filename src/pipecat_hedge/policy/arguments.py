@@ -1,4 +1,4 @@
-"""Refuses invalid arguments at construction.
+"""Checks arguments at construction.
 
 Pipecat's classes pass further keyword arguments to a base that ignores unknown ones, so a misspelt
 argument would silently have its default.
@@ -14,8 +14,8 @@ from typing import Any
 from pipecat_hedge.race.errors import ConfigurationError
 
 
-def refuse_unknown(further: Mapping[str, Any], *, owner: type, base: type) -> None:
-    """Refuse keyword arguments that no base class accepts.
+def require_known(further: Mapping[str, Any], *, owner: type, base: type) -> None:
+    """Check that a base class accepts the further keyword arguments.
 
     Args:
         further: The keyword arguments that the owner passes on.
@@ -43,7 +43,7 @@ def require(
     *,
     may_be_none: bool = True,
 ) -> None:
-    """Refuse a value of another type.
+    """Check a value's type.
 
     Args:
         field: The argument's name, for the message.
@@ -62,7 +62,7 @@ def require(
 
 
 def require_flag(field: str, value: object) -> None:
-    """Refuse what is not True or False: the text "false" would count as True.
+    """Check that a value is True or False: the text "false" would count as True.
 
     Raises:
         ConfigurationError: If it is neither; the message names the argument.
@@ -80,7 +80,7 @@ def require_number(
     *,
     kind: type[int] | tuple[type, ...] = (int, float),
 ) -> None:
-    """Refuse what is no number, as text and True, or no valid one.
+    """Check that a value is a valid number; text and True are none.
 
     Args:
         field: The argument's name, for the message.

@@ -97,7 +97,7 @@ class BudgetAccounts:
 
         Args:
             budget: Extra requests per turn.
-            cost: Cost in usual requests.
+            cost: Cost in units of the turn's first request.
             now: Time in seconds.
 
         Returns:

@@ -5,7 +5,7 @@ more than the budget, whichever is larger. Replacements of failed attempts are n
 
 Every turn deposits ``budget``; every extra request withdraws its cost. The share of turns to hedge
 is ``budget · exp(balance / SCALE)``, within bounds: hedges come later in debt and earlier in
-credit. An extra request is refused when the account, 225 turns' budgets wide, has no room for it.
+credit. An extra request waits while the account, 225 turns' budgets wide, has no room for it.
 An account that fills up shows that no request reaches the price at this share, so the share rises.
 See ``docs/design/when-to-hedge.md``.
 """
@@ -16,25 +16,31 @@ import math
 
 SCALE = 6.0
 """A debt of this many requests lowers the share to 1/e of the budget, within the bounds."""
-SAVED_TURNS, OWED_TURNS = 125.0, 100.0
-"""Credit and debt are capped at the deposits of this many turns. The rest of the 1.25 × 1,000 turns
-is for replacements of silent attempts, which are sent without room in the account."""
+SAVED_TURNS = 125.0
+"""Credit is capped at the deposits of this many turns."""
+OWED_TURNS = 100.0
+"""Debt is capped likewise. The rest of the 1.25 × 1,000 turns is for replacements of silent
+attempts, which are sent without room in the account."""
 LEAST_SAVED = 1.0
 """Credit of at least one request, or a small budget could never be used."""
-UNUSED_TURNS, UNUSED_REQUESTS = 40, 4.0
-"""Reference credit: deposits of ``UNUSED_TURNS``, at least ``UNUSED_REQUESTS``, at most the cap."""
+UNUSED_TURNS = 40
+"""Reference credit, as the deposits of this many turns; at most the cap."""
+UNUSED_REQUESTS = 4.0
+"""The least reference credit, in requests."""
 UNUSED = 0.75
 """Above this part of the reference credit the budget counts as unused, and the share is raised."""
 RAISED_BY = 20.0
 """A full account multiplies the share by this factor."""
-LOWEST, HIGHEST = 0.6, 1.2
-"""Bounds of the share in units of the budget, for balances within random variation."""
+LOWEST = 0.6
+"""The lowest share in units of the budget, for balances within random variation."""
+HIGHEST = 1.2
+"""The highest such share."""
 CHANCE = 2.0
 """Debt within random variation, in requests: about its standard deviation, √(SCALE / 2)."""
 MOST_SHARE = 0.95
 """Upper bound of the share of turns; only free requests are sent in all turns."""
 DEAREST = 10.0
-"""Upper bound of the cost of one extra request, in usual requests."""
+"""Upper bound of the cost of one extra request, in units of the turn's first."""
 MOST_RATIO = 1.2
 """A fleet that has sent so many times its budget sends no hedges for a while."""
 LEAST_RATIO = 0.8
@@ -100,8 +106,8 @@ class HedgeBudget:
         """Return whether the account has room for an extra request.
 
         Args:
-            cost: Cost in usual requests. A free request always has room. A request that costs more
-                than a full account holds has room when the account is full.
+            cost: Cost in units of the turn's first request. A free request always has room. One
+                that costs more than a full account holds has room when the account is full.
         """
         if cost <= 0 or not self.budget:
             return cost <= 0
@@ -113,7 +119,7 @@ class HedgeBudget:
         """Withdraw the cost of an extra request.
 
         Args:
-            cost: Cost in usual requests, see ``relative_cost``. A negative cost is a refund.
+            cost: Cost in units of the turn's first request; negative is a refund.
         """
         self.balance = min(max(self.balance - cost, -self.most_debt), self.most_credit)
 
@@ -121,7 +127,7 @@ class HedgeBudget:
         """Return the share of turns to hedge now, from 0 to 1.
 
         Args:
-            cost: Cost of the extra request in usual requests; a free request has a share of 1.
+            cost: Cost of the extra request; a free request has a share of 1.
         """
         factor = min(max(math.exp(self.balance / SCALE), LOWEST), HIGHEST)
         if self.in_debt:
@@ -141,16 +147,16 @@ class HedgeBudget:
         return self.balance < -CHANCE
 
     @staticmethod
-    def relative_cost(extra: float | None, usual: float | None) -> float:
-        """Return the cost of an extra request in units of a usual request.
+    def relative_cost(extra: float | None, first: float | None) -> float:
+        """Return the cost of an extra request in units of the turn's first request.
 
         Args:
             extra: Price of the extra request, in tokens or dollars; None if unknown.
-            usual: Price of the turn's first request, in the same unit; None if unknown.
+            first: Price of the turn's first request, in the same unit; None if unknown.
 
         Returns:
-            The ratio, at most ``DEAREST``; 1 if a price is unknown or the usual request is free.
+            The ratio, at most ``DEAREST``; 1 if a price is unknown or the first request is free.
         """
-        if extra is None or not usual:
+        if extra is None or not first:
             return 1.0
-        return min(extra / usual, DEAREST)
+        return min(extra / first, DEAREST)

@@ -46,7 +46,7 @@ class HedgeBurst:
         """Take the tokens of an extra request, down to a debt of one full bucket.
 
         Args:
-            cost: Cost in usual requests.
+            cost: Cost in units of the turn's first request.
             now: Time in seconds.
         """
         self._fill(now)
@@ -56,7 +56,7 @@ class HedgeBurst:
         """Return the tokens of an extra request that was not sent.
 
         Args:
-            cost: Its cost in usual requests.
+            cost: Its cost in units of the turn's first request.
         """
         self._tokens = min(self._tokens + cost, MOST)
 
@@ -64,8 +64,8 @@ class HedgeBurst:
         """Return whether an extra request may be sent now.
 
         Args:
-            cost: Cost in usual requests. A free request may always be sent. A request that costs
-                more than the bucket holds may be sent when the bucket is full.
+            cost: Cost in units of the turn's first request. A free request may always be sent. One
+                that costs more than the bucket holds may be sent when the bucket is full.
             now: Time in seconds.
         """
         self._fill(now)
@@ -87,26 +87,26 @@ class BurstBound:
 
     def __init__(
         self,
-        usual: LaunchRule,
+        rule: LaunchRule,
         claim: Callable[[str, float], bool],
         pay_back: Callable[[str], None],
     ):
         """Wrap the launch rule of one turn.
 
         Args:
-            usual: The rule that sets the hedge time.
+            rule: The rule that sets the hedge time.
             claim: Takes a provider and the time. Withdraws the cost of a request to the provider
                 and returns True, or returns False when there is no room.
             pay_back: Refunds the cost of a claimed request to a provider.
         """
-        self._usual = usual
+        self._rule = rule
         self._claim = claim
         self._pay_back = pay_back
         self._claimed: str | None = None
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
         """Return the wrapped rule's decision, postponed without room; see ``LaunchRule``."""
-        decision = self._usual.next_launch(waiting)
+        decision = self._rule.next_launch(waiting)
         if decision.at is None or decision.at > waiting.now:
             return decision
         if self._claimed is not None or self._claim(waiting.next_provider, waiting.now):

@@ -1,6 +1,6 @@
 """Defines the hedge policies: when a turn sends a further request, as the user states it.
 
-``None`` is never, ``0`` is now, and a negative number is refused at construction. Every policy
+``None`` is never, ``0`` is now, and a negative number is invalid. Every policy
 replaces a failed attempt at once; the rules only concern attempts that have not failed.
 """
 
@@ -21,7 +21,7 @@ from typing import (
 )
 
 from pipecat_hedge.policy.arguments import require, require_flag, require_number
-from pipecat_hedge.policy.slo import Slo, refuse_milliseconds
+from pipecat_hedge.policy.slo import Slo, require_seconds
 from pipecat_hedge.policy.turn_route import TurnRoute
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.events import CommitOn, LaunchDecision, LaunchRule, Waiting
@@ -108,14 +108,14 @@ class Adaptive:
         if self.target_ttft_secs is not None:
             remedy = "None is as soon as possible"
             secs = _finite("target_ttft_secs", self.target_ttft_secs, remedy)
-            refuse_milliseconds("target_ttft_secs", secs)
+            require_seconds("target_ttft_secs", secs)
         _one_of("order", self.order, get_args(Order))
         require("slo", self.slo, Slo, "write Slo(ttft_secs=0.8)")
 
 
 @dataclass(frozen=True, slots=True)
 class TurnFacts:
-    """What is known of a turn before its first request.
+    """A turn before its first request.
 
     Parameters:
         order: The providers' names, in the given order.
@@ -139,10 +139,10 @@ class TurnRule(Protocol):
     Example, with names from ``pipecat_hedge.policy``::
 
         class OnlyWithTools:
-            usual = HedgePolicy.adaptive().rule
+            adaptive = HedgePolicy.adaptive().rule
 
             def rule_for(self, facts: TurnFacts) -> Rule:
-                return self.usual if facts.has_tools else OnlyOnFailure()
+                return self.adaptive if facts.has_tools else OnlyOnFailure()
 
         policy = HedgePolicy(OnlyWithTools(), "only with tools")
     """
@@ -358,7 +358,7 @@ class HedgePolicy:
             return cls(
                 rule=OnlyOnFailure(), max_attempts=max_attempts, name="after(never)", **options
             )
-        secs = refuse_milliseconds("seconds", _seconds("seconds", seconds))
+        secs = require_seconds("seconds", _seconds("seconds", seconds))
         name = f"after({secs:g} s)"
         return cls(rule=AfterSilence(secs), max_attempts=max_attempts, name=name, **options)
 

@@ -30,8 +30,10 @@ from pipecat_hedge.providers.registry import ProviderRegistry
 from pipecat_hedge.providers.slow_period import late_secs
 from pipecat_hedge.race.events import CommitOn, Launch, LaunchRule
 
-USUAL_PROMPT, USUAL_ANSWER = 2_000, 100
-"""Tokens assumed where counts are unknown. Only cost ratios are used, so little depends on them."""
+PROMPT_TOKENS = 2_000
+"""Assumed size of an unknown prompt. Only cost ratios are used, so little depends on it."""
+ANSWER_TOKENS = 100
+"""Assumed length of an answer, likewise."""
 
 
 @dataclass(slots=True)
@@ -47,7 +49,7 @@ class Plan:
         trial: The provider that is tried beside the first one; or None.
         is_free: Whether the trial is not paid for: it is due by time, after a silence or an open
             breaker.
-        known: What is known of each provider.
+        estimates: The latency estimate of each provider.
         problem: Why the policy's own rule could not be used for this turn; None if it could.
     """
 
@@ -57,7 +59,7 @@ class Plan:
     prior_weight: float | None = None
     trial: str | None = None
     is_free: bool = False
-    known: Mapping[str, LatencyEstimate] = field(default_factory=dict[str, LatencyEstimate])
+    estimates: Mapping[str, LatencyEstimate] = field(default_factory=dict[str, LatencyEstimate])
     _pay: Callable[[str, float | None], None] = lambda provider, now: None
     _bound: BurstBound | None = None
     problem: str | None = None
@@ -74,8 +76,8 @@ class Plan:
         if not others:
             return
         self.order = (others[0], provider, *others[1:])
-        usual = self.rule.usual if isinstance(self.rule, Trial) else self.rule
-        self.rule = Trial(usual, provider)
+        rule = self.rule.rule if isinstance(self.rule, Trial) else self.rule
+        self.rule = Trial(rule, provider)
 
     def put_last(self, last: Collection[str]) -> None:
         """Move providers to the end of the order, which is kept otherwise."""
@@ -139,17 +141,17 @@ def plan_turn(
     rule, order = policy.rule, tuple(backend.provider for backend in backends)
     if not backends:
         return Plan(order, OnlyOnFailure())
-    known = stats.estimates(backends, prompt_tokens, by_sentence=commit_on == "first_sentence")
+    estimates = stats.estimates(backends, prompt_tokens, by_sentence=commit_on == "first_sentence")
     prior_weight, problem = None, None
     if isinstance(rule, (Adaptive, TurnRule)):
-        prior_weight = known[order[0]].prior_weight
+        prior_weight = estimates[order[0]].prior_weight
     if isinstance(rule, TurnRule):
-        facts = TurnFacts(order, known, rng.random(), prompt_tokens, has_tools)
+        facts = TurnFacts(order, estimates, rng.random(), prompt_tokens, has_tools)
         rule, problem = _rule_of_turn(rule, facts)
     is_given = is_routed or (isinstance(rule, Adaptive) and rule.order == "given")
-    silent = None if is_given else _silent_first(order, known, last)
+    silent = None if is_given else _silent_first(order, estimates, last)
     if not isinstance(rule, Adaptive):
-        plan = Plan(order, rule, prior_weight=prior_weight, known=known, problem=problem)
+        plan = Plan(order, rule, prior_weight=prior_weight, estimates=estimates, problem=problem)
         plan.put_last(last)
         if silent is not None and plan.order[0] == silent:
             _replace_silent(plan, silent, backends, stats, now, policy.max_attempts)
@@ -164,10 +166,10 @@ def plan_turn(
         route = choose_route(
             order,
             stats.slow_periods(backends, seen_at),
-            {name: known[name].first_token.quantile(0.5) for name in order},
+            {name: estimates[name].first_token.quantile(0.5) for name in order},
             routed,
             seen_at,
-            may_hang=[name for name in order if known[name].may_hang],
+            may_hang=[name for name in order if estimates[name].may_hang],
             in_debt=in_debt,
         )
     order = route.order
@@ -180,14 +182,14 @@ def plan_turn(
     }
     shares = {name: share_at[cost] for name, cost in costs.items()}
     of_turn: LaunchRule = PricedDelay(
-        known, shares, rule.min_saving_secs, rule.target_ttft_secs, accounts.benefits
+        estimates, shares, rule.min_saving_secs, rule.target_ttft_secs, accounts.benefits
     )
     if route.replaced is not None:
-        curves = {backend: known[backend.provider].first_token for backend in backends}
+        curves = {backend: estimates[backend.provider].first_token for backend in backends}
         common = 1.0 - min(route.hedges * budget, 1.0)
         rare_secs = {
             backend.provider: 0.0
-            if known[backend.provider].may_hang
+            if estimates[backend.provider].may_hang
             else max(curve.quantile(common), late_secs(curve))
             for backend, curve in curves.items()
         }
@@ -208,7 +210,7 @@ def plan_turn(
         prior_weight,
         route.trial,
         False,
-        known,
+        estimates,
         lambda provider, now: accounts.pay(budget, costs.get(provider, 1.0), now),
         bound,
     )
@@ -219,11 +221,11 @@ def plan_turn(
 
 
 def _silent_first(
-    order: Sequence[str], known: Mapping[str, LatencyEstimate], last: Collection[str]
+    order: Sequence[str], estimates: Mapping[str, LatencyEstimate], last: Collection[str]
 ) -> str | None:
     """The first provider, if it has been silent in a row and another one is well."""
-    are_well = (not known[name].may_hang and name not in last for name in order[1:])
-    return order[0] if known[order[0]].is_silent and any(are_well) else None
+    are_well = (not estimates[name].may_hang and name not in last for name in order[1:])
+    return order[0] if estimates[order[0]].is_silent and any(are_well) else None
 
 
 def _replace_silent(
@@ -240,21 +242,21 @@ def _replace_silent(
     if is_trial and max_attempts == 1:
         return
     others = [name for name in plan.order if name != silent]
-    others.sort(key=lambda name: plan.known[name].may_hang)
+    others.sort(key=lambda name: plan.estimates[name].may_hang)
     plan.order = (*others, silent)
-    plan.route_reason = f"{silent} was silent {plan.known[silent].silences} times in a row"
+    plan.route_reason = f"{silent} was silent {plan.estimates[silent].silences} times in a row"
     if is_trial:
         plan.try_out(silent, is_free=True)
 
 
 def silent_secs(
-    policy: HedgePolicy, known: LatencyEstimate, own_stall_secs: float | None = 0.0
+    policy: HedgePolicy, estimate: LatencyEstimate, own_stall_secs: float | None = 0.0
 ) -> float | None:
     """Return the wait for a first token after which another provider is asked; None is never.
 
     Args:
         policy: The user's policy.
-        known: What is known of the provider.
+        estimate: The provider's latency estimate.
         own_stall_secs: The provider's own stall time, which it may take in any case; None is never.
     """
     rule = policy.rule
@@ -262,14 +264,14 @@ def silent_secs(
     if least is None or own_stall_secs is None or math.inf in (least, own_stall_secs):
         return None
     own_secs = max(own_stall_secs, rule.seconds if isinstance(rule, AfterSilence) else 0.0)
-    secs = max(least, own_secs, known.answers.p98)
-    if known.may_hang:
-        secs = min(max(SILENT_SECS, own_secs, known.answers.p90), secs)
+    secs = max(least, own_secs, estimate.answers.p98)
+    if estimate.may_hang:
+        secs = min(max(SILENT_SECS, own_secs, estimate.answers.p90), secs)
     return secs if policy.deadline_secs is None else min(secs, policy.deadline_secs / 2)
 
 
 def _rule_of_turn(rule: TurnRule, facts: TurnFacts) -> tuple[LaunchRule | Adaptive, str | None]:
-    """Return the rule that a user's rule chooses; without hedges, and why, if it chooses none."""
+    """Return the rule that a user's rule chooses; if it fails, one without hedges, and why."""
     try:
         found: Any = rule.rule_for(facts)
     except Exception as e:
@@ -283,12 +285,12 @@ def _costs(backends: Sequence[Backend], first: str, prompt_tokens: int | None) -
     """Return the cost of a request to each provider, in requests to the first one."""
     if all(backend.usd_per_mtok is None for backend in backends):
         return dict.fromkeys((backend.provider for backend in backends), 1.0)
-    usual = next(_usd(b, prompt_tokens) for b in backends if b.provider == first)
-    return {b.provider: HedgeBudget.relative_cost(_usd(b, prompt_tokens), usual) for b in backends}
+    usd = next(_usd(b, prompt_tokens) for b in backends if b.provider == first)
+    return {b.provider: HedgeBudget.relative_cost(_usd(b, prompt_tokens), usd) for b in backends}
 
 
 def _usd(backend: Backend, prompt_tokens: int | None) -> float | None:
     if backend.usd_per_mtok is None:
         return None
-    prompt = USUAL_PROMPT if prompt_tokens is None else prompt_tokens
-    return (prompt * backend.usd_per_mtok[0] + USUAL_ANSWER * backend.usd_per_mtok[1]) / 1e6
+    prompt = PROMPT_TOKENS if prompt_tokens is None else prompt_tokens
+    return (prompt * backend.usd_per_mtok[0] + ANSWER_TOKENS * backend.usd_per_mtok[1]) / 1e6

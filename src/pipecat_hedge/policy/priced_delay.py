@@ -6,7 +6,7 @@ to the time by which all but the affordable share of turns (``hedge_budget.py``)
 least ``min_saving_secs``. Where a sentence wins, an attempt with a token is judged by its time from
 there to the sentence.
 
-Silence is the race's business (``Slot.silent_secs``). Providers are assumed to be independent.
+The race handles silence (``Slot.silent_secs``). Providers are assumed to be independent.
 ``docs/design/when-to-hedge.md`` has the figures.
 """
 
@@ -20,13 +20,18 @@ from pipecat_hedge.providers.latency import LatencyEstimate
 from pipecat_hedge.providers.survival import SurvivalCurve
 from pipecat_hedge.race.events import InFlight, LaunchDecision, Waiting
 
-EARLY, LATE = 1.6, 0.8
-"""Bounds of the hedge time, in units of the share: V is an estimate, and flat beyond the knee."""
+EARLY = 1.6
+"""No hedge before all but this many times the share have answered: V is only an estimate."""
+LATE = 0.8
+"""None later than all but this part of the share: V is flat beyond the knee."""
 LEAST_GAIN = 0.1
 """A launch waits if that brings at least this part of ``min_saving_secs`` more per request."""
-HANG_SHARE, HANG_TIMES, HANG_LEAST_SECS = 0.002, 2.0, 1.0
-"""A wait of ``HANG_TIMES`` times the time that this share of answers exceeds counts as a hang,
-which no curve contains."""
+HANG_SHARE = 0.002
+"""The share of answers that exceeds the longest typical time."""
+HANG_TIMES = 2.0
+"""A wait of this many times the longest typical time is a hang, which no curve contains."""
+HANG_LEAST_SECS = 1.0
+"""A shorter wait is no hang."""
 LEAST_SHARE = 1e-6
 """Lower bound of a share, so that its quantile stays on the curve."""
 
@@ -36,7 +41,7 @@ class PricedDelay:
     """Sends a further request when its expected saving reaches the price; a ``LaunchRule``.
 
     Parameters:
-        known: The latency estimate of each provider.
+        estimates: The latency estimate of each provider.
         shares: By provider of the further request, the share of turns that may be hedged with it
             now, from 0 to 1.
         min_saving_secs: Least expected saving of a request, in seconds; not negative.
@@ -45,7 +50,7 @@ class PricedDelay:
         benefits: Results for pairs of curves, shared between turns.
     """
 
-    known: Mapping[str, LatencyEstimate]
+    estimates: Mapping[str, LatencyEstimate]
     shares: Mapping[str, float]
     min_saving_secs: float = 0.15
     deadline_secs: float | None = None
@@ -53,21 +58,21 @@ class PricedDelay:
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
         """Launch when the expected saving reaches the price; see ``LaunchRule``."""
-        further = self.known[waiting.next_provider]
+        further = self.estimates[waiting.next_provider]
         share = self.shares[waiting.next_provider]
         if share <= 0:
             return LaunchDecision(None, "the budget is 0")
         first, last = waiting.in_flight[0], waiting.in_flight[-1]
-        usual = self.known[first.provider].first_token
-        base = self.benefits.of(usual, further.first_token, self.deadline_secs)
-        price = max(self.min_saving_secs, base.at_time(_all_but(share, usual), base.best))
+        typical = self.estimates[first.provider].first_token
+        base = self.benefits.of(typical, further.first_token, self.deadline_secs)
+        price = max(self.min_saving_secs, base.at_time(_all_but(share, typical), base.best))
         curve, since = self._wait_for(last, waiting.started_at)
         is_first = len(waiting.in_flight) == 1
-        benefit = base if is_first and curve is usual and not since else self._benefit(waiting)
+        benefit = base if is_first and curve is typical and not since else self._benefit(waiting)
         earliest = since + (_all_but(EARLY * share, curve) if is_first else 0.0)
         latest = since + _all_but(LATE * share, curve)
         secs = benefit.first_above(price, earliest)
-        if secs is None or secs > latest:  # so few still wait that each saving is worth it
+        if secs is None or secs > latest:  # few turns still wait, so any saving is worth it
             secs = benefit.first_above(self.min_saving_secs, latest)
         if secs is not None and self.deadline_secs is None and share < 1:
             secs = benefit.best_time_from(secs, LEAST_GAIN * self.min_saving_secs)
@@ -85,7 +90,7 @@ class PricedDelay:
     def _benefit(self, waiting: Waiting) -> HedgeBenefit:
         """Return the benefit of a further request beside all attempts in flight."""
         sent = [self._wait_for(attempt, waiting.started_at) for attempt in waiting.in_flight]
-        further = self.known[waiting.next_provider]
+        further = self.estimates[waiting.next_provider]
         curve = further.first_token
         if further.sentence is not None and any(a.first_token_at for a in waiting.in_flight):
             # Attempts in flight wait for a sentence, so the new one must reach its sentence too.
@@ -96,10 +101,10 @@ class PricedDelay:
 
     def _wait_for(self, attempt: InFlight, started_at: float) -> tuple[SurvivalCurve, float]:
         """Return an attempt's curve, and its start in seconds from the turn's start."""
-        known = self.known[attempt.provider]
-        if attempt.first_token_at is not None and known.sentence is not None:
-            return known.sentence, attempt.first_token_at - started_at
-        return known.first_token, attempt.launched_at - started_at
+        estimate = self.estimates[attempt.provider]
+        if attempt.first_token_at is not None and estimate.sentence is not None:
+            return estimate.sentence, attempt.first_token_at - started_at
+        return estimate.first_token, attempt.launched_at - started_at
 
 
 def _all_but(share: float, curve: SurvivalCurve) -> float:

@@ -81,41 +81,41 @@ def choose_route(
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Sends a trial request at the turn's start, then applies another rule; a ``LaunchRule``.
+    """Sends a trial request at the turn's start, then applies ``rule``; a ``LaunchRule``.
 
     Parameters:
-        usual: The other rule.
+        rule: The other rule.
         provider: The provider to try. If it is ineligible for hedges now, there is no trial:
             another provider in its place would yield no observation.
     """
 
-    usual: LaunchRule
+    rule: LaunchRule
     provider: str
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
         """Launch the trial beside the first attempt; see ``LaunchRule``."""
         if len(waiting.in_flight) > 1 or waiting.next_provider != self.provider:
-            return self.usual.next_launch(waiting)
+            return self.rule.next_launch(waiting)
         return LaunchDecision(waiting.started_at, f"tries {waiting.next_provider}")
 
 
 @dataclass(frozen=True, slots=True)
 class AskReplaced:
-    """Asks the replaced provider after a rare wait, and else applies a rule; a ``LaunchRule``.
+    """Asks the replaced provider after a rare wait, and else applies ``rule``; a ``LaunchRule``.
 
     Parameters:
-        usual: The other rule.
+        rule: The other rule.
         replaced: The provider whose place another has taken.
         rare_secs: By provider, the wait for its first token in seconds that is rare.
     """
 
-    usual: LaunchRule
+    rule: LaunchRule
     replaced: str
     rare_secs: Mapping[str, float]
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
         """Launch a further attempt, at last the replaced provider's; see ``LaunchRule``."""
-        decision, last = self.usual.next_launch(waiting), waiting.in_flight[-1]
+        decision, last = self.rule.next_launch(waiting), waiting.in_flight[-1]
         if last.first_token_at is not None or any(
             attempt.provider == self.replaced for attempt in waiting.in_flight
         ):

@@ -74,7 +74,7 @@ def _renamed(settings: Mapping[str, Any], names: Mapping[str, str] = _OLD_NAMES)
 
 
 def _made(kind: object, rule: dict[str, Any], options: dict[str, Any]) -> HedgePolicy | None:
-    """Build a policy by its class method, which refuses invalid arguments."""
+    """Build a policy by its class method, which checks the arguments."""
     max_attempts = options.pop("max_attempts")
     if kind == "adaptive":
         options.pop("deadline_secs", None)

@@ -56,7 +56,7 @@ class Slo:
                 )
             if math.isinf(secs):
                 raise ConfigurationError(f"{name} is infinite: write None for no promise")
-            refuse_milliseconds(name, secs)
+            require_seconds(name, secs)
         remedy = "0.95 is 19 turns in 20"
         require_number("share", self.share, "above 0 and below 1", remedy, lambda x: 0 < x < 1)
 
@@ -72,8 +72,8 @@ class Slo:
         return getattr(self, f"{objective}_secs")
 
 
-def refuse_milliseconds(field: str, secs: float) -> float:
-    """Return a time a caller waits, checked for milliseconds.
+def require_seconds(field: str, secs: float) -> float:
+    """Check that a time is in seconds, not milliseconds; return it.
 
     Args:
         field: The argument's name, for the message.

@@ -95,9 +95,16 @@ MOST_CHARS = 1_000
 """The part of a turn that is read, which bounds the time that this takes."""
 MANY_WORDS = 40
 """A caller's turn of this length is long: the median is around ten words."""
-LONG, QUESTIONS, TOOLS, REASONS, CORRECTS = 0.3, 0.2, 0.1, 0.3, 0.3
-"""What each sign adds to the score: a long turn, each further question, tools on offer beside
-figures in the turn, words of reasoning, and a correction of the last answer."""
+LONG = 0.3
+"""What a long turn adds to the score."""
+QUESTIONS = 0.2
+"""What each further question adds."""
+TOOLS = 0.1
+"""What tools on offer beside figures in the turn add."""
+REASONS = 0.3
+"""What each word of reasoning adds."""
+CORRECTS = 0.3
+"""What a correction of the last answer adds."""
 
 
 class ComplexityRouter:
@@ -106,7 +113,7 @@ class ComplexityRouter:
     The score of a turn is from 0 to 1, and less than ``threshold`` is simple. It grows with the
     turn's length, the number of questions, words of reasoning, figures where tools are offered, and
     if the caller corrects the answer before. Within a call the order only changes from simple to
-    complex: what was complex once is likely to be referred to.
+    complex: later turns often refer to a complex one.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What is known of providers: latencies, breakers, limits and permits, in one registry."""
+"""One registry of providers: latencies, breakers, limits and permits."""
 
 from pipecat_hedge.providers.backends import SIMULATED_HEADER, Backend
 from pipecat_hedge.providers.circuit_breaker import CircuitBreakerSettings

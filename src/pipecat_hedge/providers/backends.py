@@ -10,7 +10,7 @@ MOST_PROVIDERS = 256
 takes up to about 150 KB of memory and 50 KB of a file."""
 
 SIMULATED_HEADER = "x-pipecat-hedge-simulated"
-"""The header of the simulator's responses: what is learned from them is not kept."""
+"""The header of the simulator's responses, whose statistics are not kept."""
 
 Measures: TypeAlias = Literal["first_token", "whole_answer", "wait"]
 

@@ -3,7 +3,7 @@
 The model keeps hundreds of observations, to know the tail. This module detects when they no longer
 apply. ``slow_period.py`` detects the other direction.
 
-Of the last ``WATCHED`` observations, each is fast if it lies below the known curve's p20.
+Of the last ``WATCHED`` observations, each is fast if it lies below the model's p20.
 ``ENOUGH`` fast ones are a change: by chance that happens once in 200,000 turns (66 · 0.2¹⁰ a turn,
 and successive turns share their windows). The model then keeps only these, and assumes the old
 curve, scaled to their median.
@@ -21,8 +21,11 @@ from statistics import median
 from pipecat_hedge.providers.survival import SurvivalCurve
 
 WATCHED = 12
+"""Observations in the window."""
 ENOUGH = 10
+"""Fast ones among them that are a change."""
 FAST_SHARE = 0.2
+"""An observation below this quantile of the model's curve is fast."""
 CREDIT = 3.0
 """Changes that are accepted in a row."""
 EARNED_BY = 600
@@ -38,12 +41,12 @@ class Change:
     """The provider's level has changed.
 
     Parameters:
-        known: The curve that was known before.
-        keep: How many of the latest observations belong to the present.
-        factor: The present median in units of the one before.
+        before: The curve before the change.
+        keep: How many of the latest observations are at the new level.
+        factor: The new median in units of the one before.
     """
 
-    known: SurvivalCurve
+    before: SurvivalCurve
     keep: int
     factor: float
 
@@ -57,21 +60,21 @@ class ChangePoint:
         self._credit = CREDIT
 
     def begin_again(self) -> None:
-        """Forget the latest observations: they have been compared with what is no longer known."""
+        """Forget the latest observations: they were compared with an outdated curve."""
         self._recent.clear()
 
-    def observe(self, secs: float, *, censored: bool, known: SurvivalCurve) -> Change | None:
-        """Take an observation.
+    def observe(self, secs: float, *, censored: bool, curve: SurvivalCurve) -> Change | None:
+        """Add an observation.
 
         Args:
-            secs: How long the provider took, in seconds; if censored, how long it was waited for.
+            secs: How long the provider took, in seconds; if censored, the elapsed wait.
             censored: Whether the wait ended without an answer.
-            known: What was known of it before this observation.
+            curve: The model's curve before this observation.
 
         Returns:
             The change, if this observation completes the evidence.
         """
-        self._recent.append((secs, known, not censored and secs < known.quantile(FAST_SHARE)))
+        self._recent.append((secs, curve, not censored and secs < curve.quantile(FAST_SHARE)))
         self._credit = min(self._credit + 1 / EARNED_BY, CREDIT)
         are_fast = [is_fast for _, _, is_fast in self._recent]
         if sum(are_fast) < ENOUGH:

@@ -27,7 +27,7 @@ RECOVERED = 2
 """Answers in a row that close a half-open breaker: one may be luck."""
 PERSISTS_SECS = 10.0
 """Rejections for load that last this long without an answer open the breaker."""
-SETTLES_SECS = 12.0
+UNFOLLOWED_SECS = 12.0
 """After closing, other processes are not followed for this long: they may not know yet."""
 CALM_RECOVERIES = 2.0
 """Closed for this many recovery times, a breaker opens for the short time again."""
@@ -223,7 +223,7 @@ class CircuitBreaker:
         Returns:
             Whether it opened.
         """
-        if self.state(now) != "closed" or not secs > 0 or now - self._closed_at < SETTLES_SECS:
+        if self.state(now) != "closed" or not secs > 0 or now - self._closed_at < UNFOLLOWED_SECS:
             return False
         self._open_for(min(secs, self.settings.max_recovery_secs), now, reason)
         self._is_from_fleet = True

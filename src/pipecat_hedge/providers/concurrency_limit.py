@@ -1,7 +1,7 @@
 """The limit of this process's requests in flight to a provider.
 
 The lower of two bounds holds. The *inferred* limit comes from time to first token: it shrinks when
-most requests of a round, from several sessions, took more than ``TOLERANCE`` times the usual, and
+most requests of a round, from several sessions, took over ``TOLERANCE`` times the typical time, and
 grows otherwise. A late request counts at once, before its first token. The *stated* limit comes
 from the provider: rejections for load (429, 529), its own queue metrics.
 By default the limit bounds hedges and warm-up prompts, and only ranks providers for callers.
@@ -29,32 +29,32 @@ MIN_ROUND = 3
 SESSIONS = 5
 """A round must come from this many sessions to shrink the limit: one may have slow prompts."""
 TOLERANCE = 2.0
-"""Requests that take longer than this multiple of the usual time are late."""
+"""Requests that take longer than this multiple of the typical time are late."""
 FINE_SECS = 0.5
 """Below this time to first token no queue matters: the strict target for voice."""
 SHRINKS_TO = 0.25
 """The limit falls to this share of the requests in flight."""
-SETTLES_SECS = 1.0
+CUT_SHOWS_SECS = 1.0
 """After a cut the next round starts this much later, when its effect shows."""
 GROWS_BY = 1.1
 """A round without most late grows the limit by a tenth and one, while it is in use."""
 ASSUMED_SECS = 0.8
-"""The usual time to first token before any measurement; typical of hosted models."""
+"""The typical time to first token before any measurement; typical of hosted models."""
 ASSUMED_COUNT = 5
 """How many measurements the assumed time counts as."""
-SETTLED = 20
+MEASURED = 20
 """Below this many measurements, the tolerance is squared."""
 LONG_RUN = 600
-"""Measurements in the long run that defines the usual time (Gradient2)."""
-REFUSED_BACKOFF = 0.9
+"""Measurements in the long run that defines the typical time (Gradient2)."""
+REJECTED_BACKOFF = 0.9
 """A rejection for load leaves this share of the requests in flight."""
-REFUSED_MIN = 2
+REJECTED_MIN = 2
 """Callers keep this many: a rejection of a nearly lone request is not about concurrency."""
-REFUSED_SETTLES_SECS = 1.0
+REJECTED_AT_ONCE_SECS = 1.0
 """Rejections within this time count as one."""
-REFUSED_GROWS = 1.0
+REJECTED_GROWS = 1.0
 """The requests per second by which the limit grows back after a rejection."""
-REFUSED_SECS = 60.0
+REJECTED_SECS = 60.0
 """How long a rejection counts: most rate limits are per minute."""
 
 
@@ -95,8 +95,8 @@ SHED_BOUNDS = LimitBounds(1, 200, start=10)
 
 
 @dataclass(slots=True)
-class _Usual:
-    """The usual time to first token for one prompt-size class, as a mean of logarithms."""
+class _TypicalTime:
+    """The typical time to first token for one prompt-size class, as a mean of logarithms."""
 
     log_secs: float = math.log(ASSUMED_SECS)
     count: int = ASSUMED_COUNT
@@ -104,11 +104,11 @@ class _Usual:
     @property
     def late_secs(self) -> float:
         """The time after which a request is late."""
-        times = TOLERANCE if self.count >= SETTLED else TOLERANCE * TOLERANCE
+        times = TOLERANCE if self.count >= MEASURED else TOLERANCE * TOLERANCE
         return max(times * math.exp(self.log_secs), FINE_SECS)
 
     def add(self, secs: float) -> None:
-        """Add a time. Late times weigh little, so that a queue does not become usual at once."""
+        """Add a time. Late times weigh little, so that a queue does not become typical at once."""
         is_quick = secs <= self.late_secs and self.count < LONG_RUN
         self.count += 1
         weight = 1 / self.count if is_quick else 1 / LONG_RUN
@@ -126,13 +126,13 @@ class ConcurrencyLimit:
         """Create a limit without observations."""
         self.in_flight = 0
         self._inferred: float | None = None
-        self._usual: dict[Hashable, _Usual] = {}
+        self._typical: dict[Hashable, _TypicalTime] = {}
         self._late: list[bool] = []
         self._sessions: set[Hashable] = set()
         self._round_from = -math.inf
         self._silent: dict[Hashable, tuple[float, Hashable, int]] = {}
-        self._refused: float | None = None
-        self._refused_at = -math.inf
+        self._rejected: float | None = None
+        self._rejected_at = -math.inf
         self._stated: tuple[int, float] | None = None
 
     def limit(self, now: float, bounds: LimitBounds = OPEN_BOUNDS) -> int:
@@ -142,8 +142,8 @@ class ConcurrencyLimit:
             return max(min(stated, bounds.ceiling), 0)
         inferred = self._start(bounds) if self._inferred is None else self._inferred
         inferred = min(max(inferred, bounds.floor), bounds.ceiling)
-        refused = self._refused_limit(now)
-        return int(inferred if refused is None else min(inferred, refused))
+        rejected = self._rejected_limit(now)
+        return int(inferred if rejected is None else min(inferred, rejected))
 
     def has_room(self, limit: int, *, reserved: float = 0.0) -> bool:
         """Whether one more request is within a limit.
@@ -154,10 +154,10 @@ class ConcurrencyLimit:
         """
         return self.in_flight < max(int((1 - reserved) * limit), min(limit, 1))
 
-    def is_refusing(self, now: float) -> bool:
+    def is_rejecting(self, now: float) -> bool:
         """Whether the provider has just rejected requests with as many in flight as now."""
-        refused = self._refused_limit(now)
-        return refused is not None and self.in_flight >= max(int(refused), REFUSED_MIN)
+        rejected = self._rejected_limit(now)
+        return rejected is not None and self.in_flight >= max(int(rejected), REJECTED_MIN)
 
     def acquire(
         self,
@@ -199,13 +199,13 @@ class ConcurrencyLimit:
         assert self.in_flight > 0, "a permit was released twice"
         self._count_late(now - lag_secs)
         self._silent.pop(request, None)
-        if verdict == "busy" and now - self._refused_at >= REFUSED_SETTLES_SECS:
+        if verdict == "busy" and now - self._rejected_at >= REJECTED_AT_ONCE_SECS:
             # Rejections within one second are of requests sent under the same limit.
-            before = self._refused_limit(now)
-            self._refused = REFUSED_BACKOFF * min(
+            before = self._rejected_limit(now)
+            self._rejected = REJECTED_BACKOFF * min(
                 self.in_flight, math.inf if before is None else before
             )
-            self._refused_at = now
+            self._rejected_at = now
         self.in_flight -= 1
 
     def record_first_token(
@@ -227,14 +227,14 @@ class ConcurrencyLimit:
             is_sure: Whether the time is exact; if not, it is a lower bound.
         """
         self._count_late(now)
-        usual = self._usual.setdefault(size_class, _Usual())
+        typical = self._typical.setdefault(size_class, _TypicalTime())
         if (silent := self._silent.pop(request, None)) is not None:  # else it was counted as late
             session, floor = silent[1:]
-            is_late = ttft_secs > usual.late_secs
+            is_late = ttft_secs > typical.late_secs
             if is_sure or is_late:
                 self._count(is_late, session, floor, now)
         if is_sure:
-            usual.add(ttft_secs)
+            typical.add(ttft_secs)
 
     def set_queue(self, at_most: int, until: float) -> None:
         """Use a server's own load metrics in place of the inferred limit.
@@ -247,7 +247,7 @@ class ConcurrencyLimit:
 
     def recover(self) -> None:
         """Discard the inferred limit and rejections, because the provider is healthy again."""
-        self._inferred, self._refused = None, None
+        self._inferred, self._rejected = None, None
         self._begin_round(-math.inf)
 
     # ---- inside
@@ -259,7 +259,9 @@ class ConcurrencyLimit:
     def _count_late(self, now: float) -> None:
         """Count the requests that are late and have no first token yet."""
         # The size class is known only with the first token, so use the largest time.
-        late_secs = max((u.late_secs for u in self._usual.values()), default=_Usual().late_secs)
+        late_secs = max(
+            (u.late_secs for u in self._typical.values()), default=_TypicalTime().late_secs
+        )
         while self._silent:
             request, (sent_at, session, floor) = next(iter(self._silent.items()))
             if now - sent_at <= late_secs:
@@ -277,14 +279,14 @@ class ConcurrencyLimit:
         size = int(min(max(inferred, MIN_ROUND), max(2 * floor, ROUND)))
         if len(self._late) < size:
             return
-        settles_at = self._round_from
+        next_from = self._round_from
         if 2 * sum(self._late) <= size:
             if 2 * self.in_flight >= inferred:
                 self._inferred = inferred * GROWS_BY + 1
         elif len(self._sessions) >= min(SESSIONS, size):
             self._inferred = max(min(inferred, self.in_flight) * SHRINKS_TO, float(floor))
-            settles_at = now + SETTLES_SECS
-        self._begin_round(settles_at)
+            next_from = now + CUT_SHOWS_SECS
+        self._begin_round(next_from)
 
     def _begin_round(self, since: float) -> None:
         self._late, self._sessions = [], set()
@@ -293,11 +295,11 @@ class ConcurrencyLimit:
     def _stated_limit(self, now: float) -> int | None:
         return self._stated[0] if self._stated is not None and now < self._stated[1] else None
 
-    def _refused_limit(self, now: float) -> float | None:
-        if self._refused is None:
+    def _rejected_limit(self, now: float) -> float | None:
+        if self._rejected is None:
             return None
-        age = now - self._refused_at
-        if age >= REFUSED_SECS:
-            self._refused = None
+        age = now - self._rejected_at
+        if age >= REJECTED_SECS:
+            self._rejected = None
             return None
-        return self._refused + REFUSED_GROWS * age
+        return self._rejected + REJECTED_GROWS * age

@@ -1,7 +1,7 @@
-"""What is known of one provider: its latency models, and whether it has changed or turned slow.
+"""Learns one provider's latencies, and detects that it has changed or turned slow.
 
-Prompts of 1,000 and of 50,000 tokens are different services, so latencies are kept by prompt size,
-in a few classes. A class of which too little is known uses the model of all sizes.
+Latency depends on the prompt's size, so each of a few size classes has a model of its own. A class
+with too few observations uses the model of all sizes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from pipecat_hedge.providers.latency_model import (
     bucket_of,
     value_of,
 )
-from pipecat_hedge.providers.slow_period import RECOVERED, SETTLED, SLOW, SlowPeriod, late_secs
+from pipecat_hedge.providers.slow_period import (
+    ENOUGH,
+    RECOVERED,
+    SLOW,
+    SlowPeriod,
+    late_secs,
+)
 from pipecat_hedge.providers.survival import Floats, SurvivalCurve
 from pipecat_hedge.race.attempt import MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
 
@@ -34,40 +40,43 @@ OBSERVED = 3
 """How many losers of a provider without answers run on, to see whether it is slow or silent."""
 TRIAL_EVERY_SECS = 10.0
 """How often a provider that lost its place by its silence is tried beside another one."""
-SILENT_SECS, UNKNOWN_SILENT_SECS = 1.5, 1.2
-"""A shorter wait is no silence, however fast the provider usually is; the second until ``SETTLED``
-answers, before which no slow period is seen."""
+SILENT_SECS = 1.5
+"""A shorter wait is no silence, however fast the provider typically is."""
+UNKNOWN_SILENT_SECS = 1.2
+"""The same before ``ENOUGH`` answers, while no slow period can be detected."""
 SENTENCE_PRIOR = SurvivalCurve.of(
     [0.02, 0.08, 0.15, 0.3, 0.6, 1.2], [1, 0.9, 0.5, 0.2, 0.05, 0.01], 0.5
 )
 """From the first token to the end of the first sentence: ten to twenty tokens at 80 a second."""
 
-ALL, SENTENCE = len(CLASS_BOUNDS) + 1, len(CLASS_BOUNDS) + 2
-"""The models beside those of the classes of sizes: prompts of any size, and sentences."""
+ALL = len(CLASS_BOUNDS) + 1
+"""The model of prompts of any size; the models before it are those of the size classes."""
+SENTENCE = ALL + 1
+"""The model of the time from the first token to the first sentence."""
 COUNTS = (SENTENCE + 1, 2, BUCKETS)
 """The shape of a provider's counts: by model, answered or censored, and bucket."""
 WAITED = (STALLED, TIMED_OUT, MISSED_DEADLINE)
-"""Errors after which only the length of the wait is known."""
+"""Errors after a wait: it is a lower bound of the time to first token."""
 SILENCES = 2
 """One silence may be a lost packet; after two in a row a provider loses its place."""
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyEstimate:
-    """What is known of a provider's latency.
+    """The estimate of a provider's latency.
 
     Parameters:
         first_token: From the launch of an attempt to its first usable token.
         sentence: From the first token to the first whole sentence; None where a token wins.
-        usual: The usual times to first token: in a slow period those from before it.
-        prior_weight: How much of it is still assumed, from 1 to nearly 0.
-        answers: How long its answers took, without the waits that were cut short.
+        typical: The typical times to first token: in a slow period those before it.
+        prior_weight: The prior's share in it, from 1 to nearly 0.
+        answers: Quantiles of the answers that came; waits that were cut short are left out.
         silences: How many of its latest attempts in a row were silent until they were cut.
     """
 
     first_token: SurvivalCurve
     sentence: SurvivalCurve | None
-    usual: SurvivalCurve
+    typical: SurvivalCurve
     prior_weight: float
     answers: AnswerTimes
     silences: int
@@ -79,7 +88,7 @@ class LatencyEstimate:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it has been silent in a row, so that another provider is to be asked first."""
+        """Whether it was silent several times in a row, so that another provider comes first."""
         return self.silences >= SILENCES
 
 
@@ -94,15 +103,15 @@ class ProviderLatency:
     """
 
     def __init__(self, prior: SurvivalCurve):
-        """Begin with what is assumed.
+        """Begin with a prior.
 
         Args:
-            prior: The assumption.
+            prior: The assumed time to first token.
         """
         self._models = [LatencyModel(prior) for _ in range(ALL + 1)]
         self._models.append(LatencyModel(SENTENCE_PRIOR))
         self._watches = [ChangePoint() for _ in range(len(CLASS_BOUNDS) + 1)]
-        self._usual: dict[int, tuple[SurvivalCurve, float]] = {}
+        self._typical: dict[int, tuple[SurvivalCurve, float]] = {}
         self.slow_period = SlowPeriod()
         self._was_slow = False
         self.silences = self._observed = 0
@@ -110,20 +119,20 @@ class ProviderLatency:
         self._trial_at = float("-inf")
         self.totals: npt.NDArray[np.int64] | None = None
 
-    # ---- what is known
+    # ---- estimates
 
-    def known(self, prompt_tokens: int | None, *, by_sentence: bool) -> LatencyEstimate:
-        """What is known of a prompt of a size.
+    def estimate(self, prompt_tokens: int | None, *, by_sentence: bool) -> LatencyEstimate:
+        """The estimate for a prompt of a size.
 
         Args:
-            prompt_tokens: The size; None where it is not known.
-            by_sentence: Whether a sentence is what wins.
+            prompt_tokens: The size; None if unknown.
+            by_sentence: Whether the first sentence wins.
         """
         model = self._for(prompt_tokens)
         return LatencyEstimate(
             model.curve,
             self._models[SENTENCE].curve if by_sentence else None,
-            self._usual_of(prompt_tokens, model)[0],
+            self._typical_of(prompt_tokens, model)[0],
             model.prior_weight,
             model.answers,
             self.silences,
@@ -133,27 +142,27 @@ class ProviderLatency:
         """After how long an attempt is late.
 
         Args:
-            prompt_tokens: The size of the prompt; None where it is not known.
+            prompt_tokens: The size of the prompt; None if unknown.
         """
-        return self._usual_of(prompt_tokens, self._for(prompt_tokens))[1]
+        return self._typical_of(prompt_tokens, self._for(prompt_tokens))[1]
 
     @property
-    def is_settled(self) -> bool:
-        """Whether enough has been seen to call an answer late; silence is late in any case."""
-        return self.seen >= SETTLED or self.slow_period.is_on
+    def has_typical(self) -> bool:
+        """Whether a typical latency is known, so that an answer can be late."""
+        return self.seen >= ENOUGH or self.slow_period.is_on
 
-    def _usual_of(
+    def _typical_of(
         self, prompt_tokens: int | None, model: LatencyModel
     ) -> tuple[SurvivalCurve, float]:
         size, curve = size_class(prompt_tokens), model.curve
-        found = self._usual.get(size)
+        found = self._typical.get(size)
         if found is None or (found[0] is not curve and not self.slow_period.is_suspected):
-            found = self._usual[size] = curve, late_secs(curve)
+            found = self._typical[size] = curve, late_secs(curve)
         return found
 
     @property
     def seen(self) -> int:
-        """How many observations of the first token are known."""
+        """The number of observed times to first token."""
         return len(self._models[ALL])
 
     def _for(self, prompt_tokens: int | None) -> LatencyModel:
@@ -161,7 +170,7 @@ class ProviderLatency:
         is_known = prompt_tokens is not None and own.seen >= CLASS_AT_LEAST
         return own if is_known else self._models[ALL]
 
-    # ---- what happened
+    # ---- observations
 
     def learn(
         self,
@@ -175,14 +184,14 @@ class ProviderLatency:
     ) -> None:
         """Learn from an attempt that has ended.
 
-        An error says nothing of a provider's latency, unless it is that there was no answer.
+        An error carries no information on latency, except one for a missing answer (``WAITED``).
 
         Args:
             attempt: The attempt.
             first_at: When its first token came; None if none did.
             ended_at: When it ended.
-            prompt_tokens: The size of the prompt; None where it is not known.
-            with_sentence: Whether the time to its first sentence is to be learned too.
+            prompt_tokens: The size of the prompt; None if unknown.
+            with_sentence: Whether to learn the time to its first sentence.
             is_silence: Whether it was silent; see ``record_silence``.
         """
         if first_at is None and attempt.outcome == "failed" and attempt.error not in WAITED:
@@ -214,7 +223,7 @@ class ProviderLatency:
         if has_answered:
             self.end_silence()
         late_after = self.late_secs(prompt_tokens)
-        if has_answered and not self.is_settled:
+        if has_answered and not self.has_typical:
             late_after = math.inf
         self.slow_period.ended(attempt, secs, late_after, has_answered=has_answered)
         if is_silence:
@@ -224,16 +233,16 @@ class ProviderLatency:
             self.record(secs, censored=is_censored, prompt_tokens=prompt_tokens)
 
     def record(self, secs: float, *, censored: bool, prompt_tokens: int | None = None) -> None:
-        """Take a time to first token.
+        """Learn a time to first token.
 
         Args:
-            secs: From the launch, in seconds; if censored, how long it was waited for.
+            secs: From the launch, in seconds; if censored, the elapsed wait.
             censored: Whether the wait ended without a token, through no fault of the provider.
-            prompt_tokens: The size of the prompt; None where it is not known.
+            prompt_tokens: The size of the prompt; None if unknown.
         """
         size, everything = size_class(prompt_tokens), self._models[ALL]
         own, answering = self._models[size], self._for(prompt_tokens)
-        known, bucket = answering.curve, bucket_of(secs)
+        curve, bucket = answering.curve, bucket_of(secs)
         self._count(ALL, bucket, censored)
         if prompt_tokens is not None:
             own.rebase(everything.latest_curve)
@@ -242,54 +251,54 @@ class ProviderLatency:
         if self._has_like(prompt_tokens):
             watched = answering, own
             timed = value_of(bucket)  # as the curve has it
-            change = self._watches[size].observe(timed, censored=censored, known=known)
+            change = self._watches[size].observe(timed, censored=censored, curve=curve)
             if change is not None:
-                self._restart(change.known, change.factor, change.keep, watched)
+                self._restart(change.before, change.factor, change.keep, watched)
             if self._was_slow and not was_slow:
-                usual = self._usual_of(prompt_tokens, answering)[0]
-                factor = self.slow_period.counted_secs / max(usual.quantile(0.5), 1e-3)
+                typical = self._typical_of(prompt_tokens, answering)[0]
+                factor = self.slow_period.counted_secs / max(typical.quantile(0.5), 1e-3)
                 factor = min(max(factor, LEAST), MOST)
-                self._restart(usual, factor, SLOW, watched, put_aside=True)
+                self._restart(typical, factor, SLOW, watched, put_aside=True)
         if was_slow and not self._was_slow:
             self._resume((answering, own))
 
     def record_apart(self, secs: float, *, censored: bool, prompt_tokens: int | None) -> None:
-        """Take a time to first token that was measured apart from a race; as ``record``."""
-        if self.is_settled and self._has_like(prompt_tokens):
+        """Learn a time to first token that was measured outside of a race; see ``record``."""
+        if self.has_typical and self._has_like(prompt_tokens):
             late_after = self.late_secs(prompt_tokens)
             self.slow_period.count(secs, late_after, has_answered=not censored)
         self.record(secs, censored=censored, prompt_tokens=prompt_tokens)
 
     def _has_like(self, prompt_tokens: int | None) -> bool:
-        """Whether a prompt of a size is compared with its like: a longer one is no slower one."""
+        """Whether a prompt is compared with prompts of its size: a longer one is not a slow one."""
         own, everything = self._models[size_class(prompt_tokens)], self._models[ALL]
         is_known = self._for(prompt_tokens) is own or len(own) > 0.8 * len(everything)
         return prompt_tokens is None or is_known
 
     def record_sentence(self, secs: float, *, censored: bool) -> None:
-        """Take a time from an attempt's first token to its first whole sentence.
+        """Learn a time from an attempt's first token to its first whole sentence.
 
         Args:
-            secs: The time, in seconds; if censored, how long it was waited for.
+            secs: The time, in seconds; if censored, the elapsed wait.
             censored: Whether the wait ended without a sentence.
         """
         self._count(SENTENCE, bucket_of(secs), censored)
 
     def is_silence(self, waited_secs: float, prompt_tokens: int | None) -> bool:
-        """Whether a wait without any sign of an answer is a silence, and not just cut short.
+        """Whether a wait without output was a silence, and not just cut short.
 
         Args:
             waited_secs: How long.
-            prompt_tokens: The size of the prompt; None where it is not known.
+            prompt_tokens: The size of the prompt; None if unknown.
         """
         answers = self._for(prompt_tokens).answers
-        least = SILENT_SECS if answers.seen >= SETTLED else UNKNOWN_SILENT_SECS
+        least = SILENT_SECS if answers.seen >= ENOUGH else UNKNOWN_SILENT_SECS
         return waited_secs >= max(answers.p90, least)
 
     def record_silence(self, secs: float, prompt_tokens: int | None) -> None:
-        """Take a silence, which counts as a long wait once it is known whether it goes on.
+        """Hold a silence back, until another follows or the provider answers.
 
-        At once it would only delay the next turn's hedge.
+        Learned at once, it would delay the next turn's hedge.
         """
         self._held.append((secs, prompt_tokens))
         if self.silences >= SILENCES:
@@ -301,7 +310,7 @@ class ProviderLatency:
         A single silence among few answers is dropped: it would delay the hedges of many turns.
         """
         self.silences = 0
-        if self._models[ALL].answers.seen >= SETTLED:
+        if self._models[ALL].answers.seen >= ENOUGH:
             self._record_held()
         self._held.clear()
 
@@ -325,7 +334,7 @@ class ProviderLatency:
         return True
 
     def drop_observation(self) -> None:
-        """An observation was cut short, so that nothing is known."""
+        """Uncount an observation that was cut short."""
         self._observed -= 1
 
     def _count(self, model: int, bucket: int, censored: bool) -> None:
@@ -335,30 +344,30 @@ class ProviderLatency:
 
     def _restart(
         self,
-        known: SurvivalCurve,
+        before: SurvivalCurve,
         factor: float,
         keep: int,
         watched: tuple[LatencyModel, ...],
         *,
         put_aside: bool = False,
     ) -> None:
-        """Assume what was known, scaled by a factor that was seen in one size, for all sizes.
+        """Restart all models from their curves, scaled by the factor observed in one size.
 
         Args:
-            known: The curve of this size that was known before.
+            before: The curve of that size before the change.
             factor: The present level in units of the one before.
             keep: How many of the latest observations belong to the present.
-            watched: The models to which these were added.
-            put_aside: Whether what was learned before is taken up again by ``_resume``.
+            watched: The models that have these observations.
+            put_aside: Whether ``_resume`` restores the models from before.
         """
         for model in self._models[:SENTENCE]:
-            before, present = (known, keep) if model in watched else (model.curve, 0)
+            prior, present = (before, keep) if model in watched else (model.curve, 0)
             aside = present if put_aside else None
-            model.restart(before.scaled(factor), present, put_aside_but=aside)
+            model.restart(prior.scaled(factor), present, put_aside_but=aside)
         self._changed()
 
     def _resume(self, watched: tuple[LatencyModel, ...]) -> None:
-        """Take up what was put aside: the slow period is over."""
+        """Restore the models from before the slow period, which is over."""
         for model in self._models[:SENTENCE]:
             model.resume(RECOVERED if model in watched else 0)
         self._changed()
@@ -382,7 +391,7 @@ class ProviderLatency:
             np.maximum(self.totals - counts, 0, out=self.totals)
 
     def inform(self, others: Floats | None) -> None:
-        """Take what other processes have seen in place of what is assumed.
+        """Use other processes' observations in place of the prior.
 
         Args:
             others: Their counts, of shape ``COUNTS``; None if there are none.
@@ -393,7 +402,7 @@ class ProviderLatency:
             model.inform(None if others is None else others[number])
 
     def saved(self) -> dict[str, Any]:
-        """What is known, as plain values for a file."""
+        """The state as plain values, for a file."""
         counts = np.stack([model.counts for model in self._models]).ravel()
         used = np.flatnonzero(counts >= 0.005)
         return {
@@ -401,12 +410,12 @@ class ProviderLatency:
             "buckets": used.tolist(),
             "counts": counts[used].round(2).tolist(),
             "slow_period": self.slow_period.saved(),
-            "late_secs": [[size, round(late, 3)] for size, (_, late) in self._usual.items()],
+            "late_secs": [[size, round(late, 3)] for size, (_, late) in self._typical.items()],
             "silences": self.silences,
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Take up what was known, from a file.
+        """Restore the state from a file.
 
         Args:
             saved: What ``saved`` returned.
@@ -429,9 +438,9 @@ class ProviderLatency:
             model.refresh()
         self.slow_period.restore(saved.get("slow_period", (0, 0, 0, 0.0)))
         self._was_slow = self.slow_period.is_on
-        if self.slow_period.is_suspected:  # what is usual is then what was before
+        if self.slow_period.is_suspected:  # typical is then the curve from before
             curve = self._models[ALL].curve
-            self._usual = {int(size): (curve, float(late)) for size, late in saved["late_secs"]}
+            self._typical = {int(size): (curve, float(late)) for size, late in saved["late_secs"]}
         self.silences = max(int(saved.get("silences", 0)), 0)
 
 
@@ -439,6 +448,6 @@ def size_class(prompt_tokens: int | None) -> int:
     """The class of a prompt's size, from 0.
 
     Args:
-        prompt_tokens: The size; None where it is not known, which counts as short.
+        prompt_tokens: The size; None if unknown, which counts as short.
     """
     return 0 if prompt_tokens is None else bisect_right(CLASS_BOUNDS, prompt_tokens)

@@ -1,15 +1,15 @@
-"""How long a provider takes, learned from counts in buckets. Pure.
+"""Learns a provider's latency distribution from counts in buckets. Pure.
 
-A slow answer is often not seen to its end, because a faster one won and it was cancelled. Ignoring
-it, or recording it as answered, makes the provider look faster than it is. So a cancelled answer is
-*right-censored*, and the curve is the estimate of Kaplan and Meier (1958).
+A slow answer is often cancelled, because a faster one won. Ignoring it, or recording it as
+answered, makes the provider look faster than it is. So a cancelled answer is *right-censored*, and
+the curve is the estimate of Kaplan and Meier (1958).
 
-Observations are counts in buckets 2 % apart. Counts decay as further ones come, and counts of
-several processes add up. A model with few observations is mixed with what other processes have
-seen, and that with a prior. A source of weight w has a share of (w / (w + n))² after n
+Observations are counts in buckets 2 % apart. Counts decay with each new observation, and counts of
+several processes add up. A model with few observations is mixed with those of other processes, and
+these with a prior. A source of weight w has a share of (w / (w + n))² after n
 observations: a quarter after n = w. Not w / (w + n): after 400 observations it would still leave
-5 % to the prior, as much as the whole tail beyond the p95. A censored observation counts for as
-much as was expected to be seen of it.
+5 % to the prior, as much as the whole tail beyond the p95. A censored observation counts as
+its probability to have ended by then.
 
 Beyond the slowest observation at least 1 / (n + 1) is left, since the next one is slower with that
 probability. The tail is exponential, with the mean of the slowest twentieth.
@@ -36,7 +36,7 @@ LEAST_SECS = 0.01
 MOST_SECS = 120.0
 """Longer times count as this one: no caller waits that long."""
 RATIO = 1.02
-"""A time is known within 1 %, a tenth of the least change of level (``change_point.py``)."""
+"""Buckets are exact to 1 %, a tenth of the least change of level (``change_point.py``)."""
 BUCKETS = math.ceil(math.log(MOST_SECS / LEAST_SECS) / math.log(RATIO)) + 1
 _LOG_RATIO = math.log(RATIO)
 _ENDS: Floats = LEAST_SECS * np.power(RATIO, np.arange(float(BUCKETS)))
@@ -181,7 +181,7 @@ class AnswerTimes(NamedTuple):
 
 
 class LatencyModel:
-    """What one provider's latencies look like.
+    """The latency distribution of one provider.
 
     Example::
 
@@ -197,7 +197,7 @@ class LatencyModel:
         """Begin with nothing but the prior.
 
         Args:
-            prior: What is assumed before anything has been seen.
+            prior: The curve before any observation.
             prior_weight: After how many observations the prior's share is a quarter; not negative.
             half_life: After how many further observations one weighs half; infinite is never.
         """
@@ -229,25 +229,25 @@ class LatencyModel:
             self.count(bucket, censored)
         self.refresh()
 
-    # ---- what is known
+    # ---- estimates
 
     def __len__(self) -> int:
-        """How many observations have been taken since the provider changed the last time."""
+        """The number of observations since the provider's last change."""
         return self._seen
 
     @property
     def seen(self) -> float:
-        """How many observations are known, those of other processes that are used included."""
+        """The number of observations, including those used of other processes."""
         return self._seen + self._others_worth
 
     @property
     def prior_weight(self) -> float:
-        """How much of the curve is still assumed, from 1 to nearly 0."""
+        """The prior's share in the curve, from 1 to nearly 0."""
         return self._given_share * self._assumed_share
 
     @property
     def _given_share(self) -> float:
-        """How much of the curve is not from this process's observations."""
+        """The share in the curve of other processes and the prior."""
         weight = self._prior_weight
         if self._others is not None:
             weight = min(max(self._others_worth / WORTH, weight), MOST_WORTH)
@@ -255,17 +255,17 @@ class LatencyModel:
 
     @property
     def _assumed_share(self) -> float:
-        """How much of that is not from other processes, either."""
+        """The prior's share in that."""
         return 1.0 if self._others is None else _share(self._prior_weight, self._others_worth)
 
     @property
     def latest_curve(self) -> SurvivalCurve:
-        """The curve as it was made last, however much has come since."""
+        """The curve as last computed, whatever was observed since."""
         return self._curve
 
     @property
     def curve(self) -> SurvivalCurve:
-        """The survival curve: the same object until about 3 % more has been seen."""
+        """The survival curve: the same object until about 3 % of the observations are new."""
         new, seen = self._new, self._seen
         if new and (new >= MANY or (new * FRESHNESS >= seen and (new >= FEW or seen < 2 * FEW))):
             self.refresh()
@@ -285,7 +285,7 @@ class LatencyModel:
         return self._answers
 
     def refresh(self) -> None:
-        """Make the curve anew from all that is known."""
+        """Compute the curve again."""
         self._new, self._answers = 0, None
         if self._worth > 0 or (self._seen and not self._prior_weight):
             own = _Estimate.of(self._counts / self._weight, self._prior.tail_secs)
@@ -296,7 +296,7 @@ class LatencyModel:
             self._curve = self._prior
 
     def _given(self) -> _Estimate:
-        """What the curve is mixed with: what other processes have seen, and the prior."""
+        """What the curve is mixed with: other processes' observations, and the prior."""
         if self._assumed is None:
             self._assumed = _Estimate.assumed(self._prior)
             if self._others is not None:
@@ -305,19 +305,19 @@ class LatencyModel:
         return self._assumed
 
     def _worth_of(self, counts: Floats) -> float:
-        """The effective number of observations: a censored one counts as far as it was expected."""
+        """The effective number of observations: a censored one counts as P(T ≤ its wait)."""
         worth = float(counts[0].sum())
         if counts[1].any():
             worth += float((counts[1] * (1.0 - self._given().shares)).sum())
         return worth
 
-    # ---- what happened
+    # ---- observations
 
     def record(self, secs: float, *, censored: bool = False) -> None:
-        """Take an observation.
+        """Add an observation.
 
         Args:
-            secs: How long the provider took, in seconds; if censored, how long it was waited for.
+            secs: How long the provider took, in seconds; if censored, the elapsed wait.
             censored: Whether the wait ended without an answer, through no fault of the provider.
 
         Raises:
@@ -326,7 +326,7 @@ class LatencyModel:
         self.count(bucket_of(secs), censored)
 
     def count(self, bucket: int, censored: bool) -> None:
-        """Take an observation by its bucket."""
+        """Add an observation by its bucket."""
         self._recent.append((bucket, censored))
         self._counts[int(censored), bucket] += self._weight
         self._worth += 1.0 - float(self._given().shares[bucket]) if censored else 1.0
@@ -338,16 +338,16 @@ class LatencyModel:
             self._weight = 1.0
 
     def rebase(self, prior: SurvivalCurve) -> None:
-        """Take another prior, from the next curve on."""
+        """Replace the prior, from the next curve on."""
         if prior is not self._prior:
             self._prior, self._assumed = prior, None
             if not self._seen:
                 self.refresh()
 
     def inform(self, others: Floats | None) -> None:
-        """Take what other processes have seen, in place of what they said before.
+        """Replace the observations of other processes.
 
-        If they see another level than this process, as from another region, they are ignored.
+        They are ignored if their level differs from this process's, as from another region.
 
         Args:
             others: Their counts, shape (2, BUCKETS); None if there are none.
@@ -377,10 +377,10 @@ class LatencyModel:
         """Forget all but the latest observations: the provider has changed.
 
         Args:
-            prior: What is assumed now.
+            prior: The new prior.
             keep: How many observations to keep, at most ``WATCHED``.
-            put_aside_but: All but so many of the latest may be wanted again; they replace those put
-                aside before. None puts nothing aside.
+            put_aside_but: Keep all but this many of the latest for ``resume``, in place of those
+                kept before. None keeps nothing.
         """
         if put_aside_but is not None:
             before, weight = self._counts, self._weight
@@ -394,10 +394,10 @@ class LatencyModel:
         self._begin(prior, latest=self._latest(keep))
 
     def resume(self, keep: int = 0) -> None:
-        """Take up what was put aside, if anything was: the level from before is back.
+        """Restore what ``restart`` put aside, if anything: the level from before is back.
 
         Args:
-            keep: How many of the latest observations are to follow it, at most ``WATCHED``.
+            keep: How many of the latest observations to add to it, at most ``WATCHED``.
         """
         if self._aside is None:
             return
@@ -415,7 +415,7 @@ class LatencyModel:
         return self._counts / self._weight
 
     def restore(self, counts: Floats, seen: int) -> None:
-        """Take up counts from an earlier run.
+        """Restore counts from an earlier run.
 
         Args:
             counts: What ``counts`` was.
@@ -433,5 +433,5 @@ def in_doubt(curve: SurvivalCurve) -> SurvivalCurve:
 
 
 def _share(weight: float, count: float) -> float:
-    """The share that a source of a weight has after so many observations of a better source."""
+    """The share of a source with this weight after ``count`` observations of a better source."""
     return (weight / (weight + count)) ** 2 if weight else 0.0

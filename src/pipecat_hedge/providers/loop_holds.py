@@ -1,7 +1,6 @@
-"""What tasks hold of a process's resources, given back if their event loop is closed under them.
+"""Releases the permits and claims of tasks whose event loop was closed.
 
-A closed loop runs none of its tasks any more, not even to their ``finally``: what those hold would
-count for ever.
+A closed loop runs no task to its ``finally``, so that what the task holds would never be released.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hold:
-    """What a task holds.
+    """A resource that a task holds.
 
     Parameters:
         loop: The task's event loop.
@@ -66,8 +65,8 @@ class LoopHolds:
                 self._loops.pop(hold.loop, None)
         return True
 
-    def settle(self) -> None:
-        """Give back what the tasks of closed loops hold."""
+    def give_back_closed(self) -> None:
+        """Release what the tasks of closed loops hold."""
         with self._lock:
             closed = [self._loops.pop(loop) for loop in list(self._loops) if loop.is_closed()]
         for hold in (hold for holds in closed for hold in holds):

@@ -25,7 +25,7 @@ class LoopWatch:
         watch = LoopWatch()
         work = LoopWork({"watches the loop": watch.run})
         ...
-        if (reason := watch.refusal()) is not None:
+        if (reason := watch.why_behind()) is not None:
             ...  # no hedge now: "the event loop is 0.31 s behind"
     """
 
@@ -34,11 +34,11 @@ class LoopWatch:
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, Overload] = WeakKeyDictionary()
         self._lock = threading.Lock()  # protects the dictionary; lags are read without it
 
-    def refusal(self) -> str | None:
+    def why_behind(self) -> str | None:
         """Why the running loop may send no hedge now; None if it may."""
         loop = asyncio.get_running_loop()
         overload = self._loops.get(loop)
-        return None if overload is None else overload.refusal(loop.time())
+        return None if overload is None else overload.why_behind(loop.time())
 
     def lag_now(self) -> float:
         """How late the running loop is now, in seconds; 0.0 if it is not watched."""

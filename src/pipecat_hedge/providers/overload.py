@@ -61,7 +61,7 @@ class Overload:
         """The mean of the last lags; None without a recent sample."""
         return None if now > self._fresh_until else sum(self._lags) / SAMPLES
 
-    def refusal(self, now: float) -> str | None:
+    def why_behind(self, now: float) -> str | None:
         """Why no hedge may be sent now; None if one may."""
         if not self._is_behind or now > self._fresh_until:
             return None

@@ -1,4 +1,4 @@
-"""Permits for requests in flight, and on which terms a turn gets them."""
+"""Permits for requests in flight, and the terms of a turn."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Permit:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """On which terms a turn's requests are admitted.
+    """The terms on which a turn's requests get permits.
 
     Parameters:
         tier: The session's tier.

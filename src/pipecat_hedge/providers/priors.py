@@ -1,6 +1,6 @@
 """Chooses the prior latencies of a provider: the published figures of the model its name suggests.
 
-An unknown name gets a usual hosted model's figures. Their tail lets the first turns be hedged,
+An unknown name gets those of a typical hosted model. Their tail lets the first turns be hedged,
 before anything is learned.
 """
 

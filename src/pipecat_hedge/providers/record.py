@@ -1,4 +1,4 @@
-"""What a process knows of one provider and model."""
+"""The record of one provider and model in a process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BreakerChange:
 
 
 class ProviderRecord:
-    """What a process knows of one provider and model. Protected by the registry's lock.
+    """The state of one provider and model. Protected by the registry's lock.
 
     Attributes:
         latencies: Its latency models, by the key of their statistics; see ``Backend.key``.
@@ -75,8 +75,7 @@ class ProviderRecord:
         Args:
             verdict: How it ended.
             was_overtaken: Whether it was superseded before its first token.
-            was_late: Whether it was then later than usual, or lost to a request that was sent after
-                it.
+            was_late: Whether it was then late, or lost to a request that was sent after it.
             has_begun: Whether its answer had begun.
 
         Returns:

@@ -1,7 +1,7 @@
 """The registry of a process: one record per provider and model, behind one lock.
 
-The lock is held for microseconds as a rule, for a millisecond when a curve is made anew, and never
-while anything is awaited or written. There is no background task.
+The lock is held for microseconds, or a millisecond to compute a curve, and never during an await or
+a write. There is no background task.
 
 Limits and breakers rank providers for callers' requests and bound hedges and warm-up prompts. Only
 with ``admission="shed"`` do they end a turn.
@@ -51,8 +51,8 @@ class ProviderRegistry:
     """What a process knows of its providers. Thread-safe.
 
     Attributes:
-        lock: Protects the records, and the budget accounts of whoever plans with them.
-        holds: What is given back if its event loop is closed: permits, claims.
+        lock: Protects the records, and the budget accounts of the same process.
+        holds: Permits and claims, which are released if their event loop is closed.
         simulated: The providers whose statistics stay in this process, by ``key_of``.
     """
 
@@ -153,24 +153,24 @@ class ProviderRegistry:
             terms: The turn's terms.
             now: The time.
         """
-        self.holds.settle()
+        self.holds.give_back_closed()
         with self.lock:
-            self._settle(now)
+            self._charge_outages(now)
             return [self._standing(key, work, terms, now) for key in keys]
 
     def estimates(
         self, backends: Sequence[Backend], prompt_tokens: int | None, *, by_sentence: bool
     ) -> dict[str, LatencyEstimate]:
-        """What is known of the latency of providers, by name.
+        """The latency estimates of providers, by name.
 
         Args:
             backends: The providers.
-            prompt_tokens: The size of the prompt; None where it is not known.
-            by_sentence: Whether a sentence is what wins.
+            prompt_tokens: The size of the prompt; None if unknown.
+            by_sentence: Whether the first sentence wins.
         """
         with self.lock:
             return {
-                b.provider: self.latency(b).known(prompt_tokens, by_sentence=by_sentence)
+                b.provider: self.latency(b).estimate(prompt_tokens, by_sentence=by_sentence)
                 for b in backends
             }
 
@@ -187,7 +187,7 @@ class ProviderRegistry:
         return periods
 
     def slow(self) -> set[str]:
-        """The keys (``key_of``) of the providers that are slower than was usual for them."""
+        """The keys (``key_of``) of the providers that are in a slow period."""
         with self.lock:
             return {
                 key
@@ -196,13 +196,13 @@ class ProviderRegistry:
             }
 
     def is_slow(self, key: str, others: Collection[str], attempt: Attempt, now: float) -> bool:
-        """Whether an attempt that waits for its first token is slow and not silent.
+        """Whether an attempt without a token is slow and not silent.
 
-        It is, if its provider answers other requests, or no other provider answers in time.
+        That is so if its provider answers other requests, or no other provider answers in time.
 
         Args:
             key: Its provider.
-            others: The providers that were not asked yet.
+            others: The providers without a request in this turn.
             attempt: The attempt.
             now: The time on the race's clock.
         """
@@ -369,8 +369,7 @@ class ProviderRegistry:
             host: The request's destination, as ``host:port``; None if it is unknown.
             has_begun: Whether its answer had begun.
             was_overtaken: Whether it was superseded before its first token.
-            was_late: Whether it was then later than usual, or lost to a request that was sent after
-                it.
+            was_late: Whether it was then late, or lost to a request that was sent after it.
         """
         with self.lock:
             if not permit.is_active:
@@ -381,7 +380,7 @@ class ProviderRegistry:
             record.limit.release(permit, verdict, now, lag_secs=self._lag_secs())
             # A superseded attempt cannot outlive a timeout, so it does not disprove one.
             age_secs = math.inf if verdict == "silent" else now - permit.acquired_at
-            self._settle(now)
+            self._charge_outages(now)
             if verdict == "not_connected":
                 # Our own network may have failed; connections to other hosts will show.
                 self._outage.add(host or permit.key, now, permit)
@@ -435,7 +434,7 @@ class ProviderRegistry:
         Args:
             backend: The provider.
             attempt: The attempt.
-            prompt_tokens: The size of the prompt; None where it is not known.
+            prompt_tokens: The size of the prompt; None if unknown.
         """
         if attempt.ended_at is None:
             return False
@@ -452,7 +451,7 @@ class ProviderRegistry:
     # ---- latencies
 
     def mark_simulated(self, backend: Backend) -> None:
-        """Keep what is learned of a provider to this process: a simulator answers for it."""
+        """Keep a provider's statistics in this process: a simulator answers for it."""
         with self.lock:
             self.simulated.add(backend.record_key)
 
@@ -466,15 +465,15 @@ class ProviderRegistry:
         Args:
             backend: The provider.
             attempt: The attempt.
-            prompt_tokens: The size of the prompt; None where it is not known.
+            prompt_tokens: The size of the prompt; None if unknown.
         """
         with self.lock:
             latency = self.latency(backend)
-            if latency.is_settled:
+            if latency.has_typical:
                 latency.slow_period.sent(attempt, latency.late_secs(prompt_tokens))
 
     def forget(self, backend: Backend, attempt: Attempt) -> None:
-        """Stop watching an attempt of which nothing is learned."""
+        """Stop watching an attempt that is not learned from."""
         with self.lock:
             self.latency(backend).slow_period.forget(attempt)
 
@@ -497,7 +496,7 @@ class ProviderRegistry:
             observed: Numbers of losing attempts that still run to their first token. They are
                 learned from when they end; see ``learn_observed``.
             with_sentences: Whether to learn times to the first sentence.
-            lag_secs: The delay of the event loop in seconds: something may have come in that time.
+            lag_secs: The delay of the event loop in seconds; output of that time is unread.
         """
         by_name = {backend.provider: backend for backend in backends}
         for attempt in attempts:
@@ -528,9 +527,9 @@ class ProviderRegistry:
         Args:
             backend: The provider.
             attempt: The attempt.
-            first_at: When its first token came; None if it was ended before.
+            first_at: When its first token came; None if it ended before.
             now: The time.
-            prompt_tokens: The size of the prompt; None where it is not known.
+            prompt_tokens: The size of the prompt; None if unknown.
         """
         with self.lock:
             self._is_new = True
@@ -539,12 +538,12 @@ class ProviderRegistry:
     def record_wait(
         self, backend: Backend, secs: float, prompt_tokens: int | None, *, censored: bool = False
     ) -> None:
-        """Learn a time to first token that was measured apart from a race.
+        """Learn a time to first token that was measured outside of a race.
 
         Args:
             backend: The provider.
-            secs: From the request, in seconds; if censored, how long it was waited for.
-            prompt_tokens: The size of the prompt; None where it is not known.
+            secs: From the request, in seconds; if censored, the elapsed wait.
+            prompt_tokens: The size of the prompt; None if unknown.
             censored: Whether the wait ended without a token.
         """
         with self.lock:
@@ -590,7 +589,7 @@ class ProviderRegistry:
             state,
             "" if state == "closed" else record.open_reason,
             max(record.retry_after_until - now, 0.0),
-            limit.is_refusing(now),
+            limit.is_rejecting(now),
             full,
             hedge,
             limit.in_flight,
@@ -614,9 +613,9 @@ class ProviderRegistry:
         breaker.record(verdict, at, is_recovery=permit.is_recovery, age_secs=age_secs, count=count)
         self._note(permit.key)
 
-    def _settle(self, now: float) -> None:
+    def _charge_outages(self, now: float) -> None:
         """Record connection failures once it shows whether our own network failed."""
-        for at, permit, is_shared in self._outage.settle(now):
+        for at, permit, is_shared in self._outage.take_classified(now):
             if is_shared and not permit.is_recovery:
                 continue  # it says nothing about the provider
             # If a later request was answered, this is not one of several failures in a row.

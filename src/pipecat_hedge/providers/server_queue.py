@@ -22,7 +22,7 @@ class ReportsServerLoad(Protocol):
         ...
 
 
-def hedge_refusal(load: ServerLoad | None) -> str | None:
+def why_ineligible(load: ServerLoad | None) -> str | None:
     """Why a server gets no hedge now; None if it may get one.
 
     Args:

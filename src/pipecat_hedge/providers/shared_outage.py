@@ -35,17 +35,17 @@ class SharedOutage(Generic[_T]):
         self._pending.append((now, host, request))
         self._failed_at[host] = now
 
-    def settle(self, now: float) -> list[tuple[float, _T, bool]]:
+    def take_classified(self, now: float) -> list[tuple[float, _T, bool]]:
         """Return the failures that are old enough to be classified.
 
         Returns:
             For each its time, its request, and whether our own network failed.
         """
-        settled: list[tuple[float, _T, bool]] = []
+        classified: list[tuple[float, _T, bool]] = []
         while self._pending and self._pending[0][0] <= now - WITHIN_SECS:
             at, host, request = self._pending.popleft()
             others = (then for other, then in self._failed_at.items() if other != host)
-            settled.append((at, request, any(then >= at - WITHIN_SECS for then in others)))
+            classified.append((at, request, any(then >= at - WITHIN_SECS for then in others)))
         if not self._pending:
             self._failed_at.clear()
-        return settled
+        return classified

@@ -1,19 +1,19 @@
-"""Detects that a provider has turned slow, compared with its usual latency. Pure.
+"""Detects that a provider has turned slow, compared with its typical latency. Pure.
 
 While a provider is slow, another one gets the first request, and hedges try the slow one again.
-What was learned of it is put aside until it has recovered (``latency.py``).
+Its latency models are put aside until it has recovered (``latency.py``).
 
-An attempt is *late* once it has taken longer than the usual p80, and clearly longer than the usual
+An attempt is *late* once it has taken longer than the typical p80, and clearly longer than the
 median; a silent attempt counts as soon as it is late. A late attempt is one step up, an attempt in
 time one step down, but not below 0. ``SLOW`` steps begin a slow period. In it, ``RECOVERED``
 attempts in time in a row end it. In calm times a fifth of the attempts are late, and chance alone
 reaches ``SLOW`` about once in two thousand turns. A model that thinks in a quarter of its turns
 moves its p80, not the steps.
 
-Before ``SETTLED`` observations nothing is usual: then only an attempt that ended without a token,
-after what is assumed to be late, is one step up.
+Before ``ENOUGH`` observations no latency is typical: only an attempt that ended without a token,
+and was late by the prior, is one step up.
 
-The usual curve is frozen while a slow period is suspected. A time that was read while the event
+The typical curve is frozen while a slow period is suspected. A time that was read while the event
 loop lagged is a lower bound: the attempt may count as late, but not as in time.
 
 Source: Page's cumulative sum (1954) for a late share of 0.2 against 0.8; both outcomes weigh log 4.
@@ -30,22 +30,28 @@ from statistics import median
 from pipecat_hedge.providers.survival import SurvivalCurve
 from pipecat_hedge.race.attempt import Attempt
 
-SLOW, RECOVERED = 5, 2
-SETTLED = 20
+SLOW = 5
+"""Steps that begin a slow period."""
+RECOVERED = 2
+"""Attempts in time in a row that end it."""
+ENOUGH = 20
 """Observations before which no latency counts as typical."""
 LATE_SHARE = 0.2
-TIMES, BY_SECS = 1.4, 0.1
-"""A late attempt exceeds the median by this factor and this time, however narrow the spread is."""
+"""The share of attempts that are late in calm times."""
+TIMES = 1.4
+"""A late attempt exceeds the median by this factor, however narrow the spread is."""
+BY_SECS = 0.1
+"""A late attempt exceeds the median by this time."""
 TRIALS = 0.75
 """The share of the budget that trials of a slow provider may use."""
 LEAST_TRIALS = 0.01
 """The share of turns with a trial, however small the budget is."""
 
 
-def late_secs(usual: SurvivalCurve) -> float:
+def late_secs(typical: SurvivalCurve) -> float:
     """Return the time to first token, in seconds, above which an attempt is late."""
-    p50 = usual.quantile(0.5)
-    return max(usual.quantile(1 - LATE_SHARE), TIMES * p50, p50 + BY_SECS)
+    p50 = typical.quantile(0.5)
+    return max(typical.quantile(1 - LATE_SHARE), TIMES * p50, p50 + BY_SECS)
 
 
 @dataclass(slots=True)
@@ -67,7 +73,7 @@ class SlowPeriod:
 
     @property
     def is_suspected(self) -> bool:
-        """Whether the usual curve is frozen."""
+        """Whether the typical curve is frozen."""
         return self.is_on or self._steps > 0
 
     def sent(self, attempt: Attempt, late_after_secs: float) -> None:
@@ -114,7 +120,7 @@ class SlowPeriod:
             self._count(attempt, secs, late_after)
 
     def count(self, secs: float, late_after_secs: float, *, has_answered: bool) -> None:
-        """Count a time to first token that was measured apart from a race, as in ``ended``."""
+        """Count a time to first token that was measured outside of a race, as in ``ended``."""
         if secs > late_after_secs or has_answered:
             self._count(None, secs, late_after_secs)
 

@@ -1,4 +1,4 @@
-"""What a registry says of one provider at one moment."""
+"""The standing of one provider at one moment."""
 
 from __future__ import annotations
 

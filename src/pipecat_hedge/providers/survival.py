@@ -2,8 +2,8 @@
 
 A curve is an immutable value. Its steps come from measurements, and make the two questions that
 hedging asks exact and cheap: how likely an answer takes longer than t, and how much longer on
-average. Beyond the last step the curve falls off exponentially: nothing is known there, and a curve
-that ended would call a rare wait impossible.
+average. Beyond the last step the curve falls off exponentially: a curve that ended there would call
+a rare wait impossible.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class SurvivalCurve:
             The mean of T − elapsed over those T that are longer, in seconds.
         """
         share = float(self.share_after(elapsed_secs))
-        if share <= 0:  # impossible by this curve, and yet it has happened
+        if share <= 0:  # impossible by this curve, but observed
             return self.tail_secs
         return float(self.area_after(elapsed_secs)) / share
 

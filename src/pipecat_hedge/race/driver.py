@@ -2,8 +2,8 @@
 
 One task owns one request from open to close and only posts events to one inbox. The race decides
 in the order of the posts: ``asyncio.wait`` returns a set, which has no order. An attempt's task
-handles its own posts if none is older: a token is delivered without a pass of the event loop, which
-takes a tenth of a second on a machine that is busy enough.
+handles its own posts if none is older, so that a token needs no pass of the event loop, which may
+take a tenth of a second on a busy machine.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ them."""
 _LATE_SECS = 0.02
 """A timer that fires this late means that the loop was blocked; an idle loop is 0.002 s late."""
 _MAX_RECHECK_SECS = 0.5
-"""The longest time for which a late loop then waits until it has read what has arrived."""
+"""The longest time for which a late loop then waits."""
 
 NO_ATTEMPT = -1
 ALL_ELIGIBLE = HedgeEligibilityChanged({})
@@ -57,9 +57,9 @@ T = TypeVar("T")
 
 
 class AttemptSink(Generic[T]):
-    """Posts what happens to one attempt.
+    """Posts one attempt's events.
 
-    What it posts with ``await`` is handled on return, unless the race is busy with another post.
+    An awaited post has been handled on return, unless the race is busy with another one.
     """
 
     __slots__ = ("_attempt", "_driver", "_token")
@@ -97,7 +97,7 @@ class AttemptSink(Generic[T]):
 
 
 class RaceHost(Protocol[T]):
-    """What a driver needs of its owner. Subclass it: the last four methods have defaults."""
+    """The owner of a driver. Subclass it: the last four methods have defaults."""
 
     async def run_attempt(self, launch: Launch, sink: AttemptSink[T]) -> None:
         """Send a request and report its events; returning ends the answer.
@@ -124,7 +124,7 @@ class RaceHost(Protocol[T]):
         return True
 
     def eligibility(self) -> HedgeEligibilityChanged:
-        """What providers can take; called before a launch."""
+        """Which providers can take requests and hedges; called before a launch."""
         return ALL_ELIGIBLE
 
     def progress(self, number: int) -> Progressed | None:
@@ -139,13 +139,13 @@ Post: TypeAlias = tuple[float, int, T | None, AttemptEvent | TurnConfirmed | Non
 class _Inbox(Generic[T]):
     """Posted events, oldest first.
 
-    A blocked loop fires its timer late, before it has read what has arrived. It would take its own
-    delay for a provider's silence. So it checks again, after as long as it was late.
+    A blocked loop fires its timer late, before it reads what has arrived, and would mistake its own
+    delay for a provider's silence. So ``get`` waits once more, for as long as the timer was late.
 
     Attributes:
         posts: The events.
         is_busy: Whether a post is being handled; until it has been, ``get`` waits.
-        is_due: Whether ``get`` is to return at once.
+        is_due: Whether ``get`` returns at once.
     """
 
     __slots__ = (

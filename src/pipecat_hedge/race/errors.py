@@ -58,7 +58,7 @@ class AllProvidersFailed(HedgeError):
     Attributes:
         causes: A pair ``(provider, error)`` per attempt, in the order of launch. The errors carry
             their category and no text of the provider, which is logged at DEBUG.
-        reason: Why no request was sent, if that is so.
+        reason: Why no request was sent; empty if one was.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class AllProvidersFailed(HedgeError):
             causes: A pair ``(provider, error)`` per attempt, in the order of launch. Empty if no
                 request was sent.
             broke_off: Whether an answer had begun and was not continued.
-            reason: Why no request was sent, if that is so.
+            reason: Why no request was sent; empty if one was.
         """
         self.causes = tuple(
             (provider, replace(error, message="", exception=None)) for provider, error in causes

@@ -100,7 +100,7 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True)
 class HedgeEligibilityChanged:
-    """What providers can take from now on. Replaces the previous event of this type.
+    """Which providers can take requests and hedges. Replaces the previous event of this type.
 
     Parameters:
         reasons: Why a provider gets no hedge, by its name.
@@ -206,8 +206,8 @@ class Slot:
         stall_secs: The silence after its first token after which another provider gets a request;
             None is never.
         timeout_secs: The silence after which the attempt counts as failed; None is never.
-        late_secs: The wait for its first usable token that it rarely needs (its p95, at most
-            ``silent_secs``). Until then no failed request is repeated beside it.
+        late_secs: The wait for its first usable token after which it is late (its p95, at most
+            ``silent_secs``). Before, no failed request is repeated beside it.
         retries: How many times the request may be repeated after a transient failure.
         tries: How many times it has been sent in this turn.
     """

@@ -59,11 +59,11 @@ RETRY_MAX_SECS = 8.0
 RETRY_JITTER = 0.25
 """The share of a pause that jitter takes off, as in these SDKs."""
 RETRY_AFTER_MAX_SECS = 60.0
-"""A longer ``Retry-After`` is not waited for. The SDKs' own limit."""
+"""After a longer ``Retry-After`` nothing is retried. The SDKs' own limit."""
 SLOW_TIMES = 2.0
 """A provider that answers other requests is slow: its silence takes this many times as long."""
 RECHECK_SECS = 0.1
-"""How soon to check again whether a request that no provider could take can be sent."""
+"""How soon to check again whether a request that no provider had room for can be sent."""
 
 REPLACEMENT_SECS = 3.0
 """How long a replacement may be silent before a broken answer ends, without ``stall_secs``."""
@@ -130,10 +130,9 @@ class Race:
                 provider.
             jitter: A random number from 0 to 1, which shortens the pauses before retries.
             is_speculative: Whether the caller's turn may still go on. Until ``TurnConfirmed`` only
-                failed attempts get another one beside or after them, and no time counts.
-            rejection_secs: The least time without progress after which attempts that are silent do
-                not hold up the rejection of this prompt, or the empty answer, that another attempt
-                has ended with; None waits for them.
+                failed attempts are replaced, and no time counts.
+            rejection_secs: The least silence of the live attempts after which the turn ends with
+                another attempt's rejection of the prompt, or empty answer; None waits for them.
             make_attempt: Creates an attempt's record, for a driver with state of its own.
         """
         self._slots = SlotQueue(candidates, max_attempts, recovering)
@@ -499,9 +498,9 @@ class Race:
         decision = self._rule.next_launch(self._waiting(live, now))
         at, self._launch_reason = decision.at, decision.reason
         if not decision.is_put_off:
-            if at is None or at > now or (refusal := self._slots.refusal) is None:
+            if at is None or at > now or (why := self._slots.why_ineligible) is None:
                 return at
-            self._launch_reason = refusal
+            self._launch_reason = why
         self._wake_by(now + RECHECK_SECS)
         return None
 
@@ -525,7 +524,7 @@ class Race:
     def _rejected_at(self, live: Sequence[Attempt]) -> float | None:
         """When a rejection of the prompt, or an empty answer, ends the turn beside silent attempts.
 
-        Any other failure says nothing of what they will answer.
+        Any other failure says nothing about their answers.
         """
         least_secs = self._rejection_secs
         if least_secs is None or self._phase is not Phase.WAITING or self._may_launch():
@@ -697,7 +696,7 @@ def _repeats_at(attempt: Attempt, backoff: float) -> float | None:
 
 
 def _is_rejection(error: AttemptError | None) -> bool:
-    """Whether an attempt has ended with what a client of its provider alone would get at once."""
+    """Whether a client of this provider alone would have got this error, or no text, at once."""
     return error is not None and (error.is_of_prompt or error is EMPTY_ANSWER)
 
 

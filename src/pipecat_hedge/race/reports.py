@@ -181,8 +181,8 @@ class TurnReport:
             Also which providers failed and why, if the caller heard a part of an answer
             and then the ``fallback_text``; ``ttft_secs`` is then that part's.
         tier: The session's tier: ``premium``, ``standard`` or ``economy``.
-        known_answer: What knew the answer, such as ``exact`` or ``faq``, so that no provider was
-            asked; None otherwise.
+        known_answer: The source of an answer without a provider, such as ``exact`` or ``faq``; None
+            if a provider was asked.
     """
 
     turn: int

@@ -38,7 +38,7 @@ class SlotQueue:
         return any(slot.provider not in full for slot in self._slots) if full else bool(self._slots)
 
     @property
-    def refusal(self) -> str | None:
+    def why_ineligible(self) -> str | None:
         """Why no remaining provider takes a hedge; None if one does."""
         if not self.standing.reasons:
             return None

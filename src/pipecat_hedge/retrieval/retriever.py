@@ -73,7 +73,7 @@ class RetrieverRace:
         driver = RaceDriver(race, scope, host)
         try:
             await driver.run(asyncio.get_running_loop().time())
-        finally:  # nobody waits for a retriever that is slow to cancel
+        finally:  # no turn waits for a retriever that is slow to cancel
             self._closing.start(scope.close(), name="closes retrievals")
         if driver.failure_command is not None:
             raise AllProvidersFailed(driver.failure_command.errors)

@@ -1,4 +1,4 @@
-"""On which terms the requests of a session are admitted: the service's own arguments, checked."""
+"""Checks the service's arguments on admission, and combines them into a session's terms."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def admission_terms(
     """
     if mode not in get_args(AdmissionMode):
         raise ConfigurationError(f"admission is not known, got {mode!r}: write 'open' or 'shed'")
-    usual = SHED_BOUNDS if mode == "shed" else OPEN_BOUNDS
-    floor = usual.floor if min_in_flight is None else min_in_flight
-    ceiling = usual.ceiling if max_in_flight is None else max_in_flight
+    bounds = SHED_BOUNDS if mode == "shed" else OPEN_BOUNDS
+    floor = bounds.floor if min_in_flight is None else min_in_flight
+    ceiling = bounds.ceiling if max_in_flight is None else max_in_flight
     if min_in_flight is None and type(max_in_flight) is int:
         floor = max(min(floor, max_in_flight), 1)
-    return Terms(tier, object(), LimitBounds(floor, ceiling, usual.start), sheds=mode == "shed")
+    return Terms(tier, object(), LimitBounds(floor, ceiling, bounds.start), sheds=mode == "shed")

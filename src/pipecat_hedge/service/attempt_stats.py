@@ -59,7 +59,7 @@ class AttemptStats:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the provider has begun to respond, as far as is known."""
+        """Whether the provider is known to have begun to respond."""
         return self.has_response or self.chars > 0
 
     @property

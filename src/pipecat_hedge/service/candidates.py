@@ -1,4 +1,4 @@
-"""Which providers a turn may use, and in which order they come before a policy has its say."""
+"""Chooses the providers that a turn may use, and their order before the policy changes it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Generic
 
 from pipecat_hedge.providers.registry import ProviderRegistry
-from pipecat_hedge.providers.server_queue import hedge_refusal, is_last_resort
+from pipecat_hedge.providers.server_queue import is_last_resort, why_ineligible
 from pipecat_hedge.providers.standing import Standing
 from pipecat_hedge.service.member import A, Member
 
@@ -19,7 +19,7 @@ class TurnMembers(Generic[A]):
     Parameters:
         given: The providers in this turn's order, with their usable instances; at least one.
         last: Those that come last, whatever their standing, and why; by name.
-        rejecting: The name of one that rejected requests and is to be tried again; or empty.
+        rejecting: The name of one that rejected requests and is tried again; or empty.
     """
 
     given: Sequence[Member[A]]
@@ -32,15 +32,15 @@ class Candidates(Generic[A]):
     """The providers that a turn may use.
 
     Parameters:
-        entries: The providers in order; empty if none may be used.
+        members: The providers in order; empty if none may be used.
         recovering: The name of the half-open provider whose recovery request the turn has claimed,
             or None. The turn must release the claim.
-        reason: Why no provider may be used, if that is so.
+        reason: Why no provider may be used; empty if one may.
         last: Those that come last, whatever the planned order, and why; by name.
-        in_panic: Whether every breaker is open, so that ``entries`` is the final order.
+        in_panic: Whether every breaker is open, so that ``members`` is the final order.
     """
 
-    entries: tuple[Member[A], ...]
+    members: tuple[Member[A], ...]
     recovering: str | None = None
     reason: str = ""
     last: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -102,7 +102,7 @@ def choose_candidates(
         if available and retry_after_secs[n]:
             last[members[n].name] = "has sent Retry-After"
         elif is_last_resort(loads[n]):
-            last[members[n].name] = hedge_refusal(loads[n]) or "is overloaded"
+            last[members[n].name] = why_ineligible(loads[n]) or "is overloaded"
         elif states[n] != "closed" and n != tried:
             last[members[n].name] = f"has an {states[n].replace('_', '-')} breaker"
     found = [

@@ -96,10 +96,10 @@ _limits = IdleLimits()
 
 @dataclass(slots=True)
 class _Pool:
-    """What is known of an HTTP client's connections, which services may share.
+    """The state of an HTTP client's connections, which services may share.
 
     Parameters:
-        idle_since: Since when a connection is idle; None if none is known to be.
+        idle_since: Since when a connection is idle; None without an idle one.
     """
 
     idle_since: float | None = None

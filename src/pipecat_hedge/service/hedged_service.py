@@ -35,7 +35,7 @@ from pipecat.services.llm_service import LLMService
 from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
 
-from pipecat_hedge.policy.arguments import refuse_unknown, require, require_flag
+from pipecat_hedge.policy.arguments import require, require_flag, require_known
 from pipecat_hedge.policy.hedge_policy import HedgePolicy, slo_of
 from pipecat_hedge.policy.slo import Slo
 from pipecat_hedge.providers.loop_lag import is_real
@@ -82,7 +82,7 @@ from pipecat_hedge.service.turn_order import TurnOrder
 
 @dataclass(frozen=True, slots=True)
 class FillerHooks:
-    """What a filler processor wants to know of turns, and says of them.
+    """The callbacks of a filler processor.
 
     Parameters:
         report: Called at the end of each turn; returns its filler report.
@@ -181,8 +181,8 @@ class HedgedLLMService(HostingLLMService):
             residency: The jurisdiction that no request may leave, such as ``eu``: the ``residency``
                 that every provider must have.
             token_budget: The most tokens of a turn's prompt and answer; or one for each tier.
-            answers: What knows answers without asking a provider, in the order in which it is
-                consulted: ``ExactAnswers``, ``FaqAnswers``, or objects of a class of your own.
+            answers: Sources of answers without a provider, in the order in which they are asked:
+                ``ExactAnswers``, ``FaqAnswers``, or objects of a class of your own.
             **kwargs: Further arguments of ``LLMService``.
 
         Raises:
@@ -200,7 +200,7 @@ class HedgedLLMService(HostingLLMService):
         require_flag("own_spans", own_spans)
         check_residency(providers, residency)
         check_policy_arguments(kwargs)
-        refuse_unknown(kwargs, owner=HedgedLLMService, base=LLMService)
+        require_known(kwargs, owner=HedgedLLMService, base=LLMService)
         check_tier(tier)
         check_settings(settings)
         policy = policy or HedgePolicy.adaptive()
@@ -225,7 +225,7 @@ class HedgedLLMService(HostingLLMService):
         composition.write_logs(self.events, policy, turn_log, drained_log)
         self._turns = 0
         regions = {provider.name: provider.region for provider in providers}
-        self._order = TurnOrder(self._members.entries, regions, policy.route)
+        self._order = TurnOrder(self._pool.members, regions, policy.route)
         self._drains = TaskScope()
         self._late_reports = TaskScope()
         self._retractor = RetractText()
@@ -238,19 +238,19 @@ class HedgedLLMService(HostingLLMService):
     @property
     def providers(self) -> tuple[Provider, ...]:
         """The providers, in the given order."""
-        return self._members.providers
+        return self._pool.providers
 
     def provider_states(self) -> tuple[ProviderState, ...]:
-        """What is known of each provider now, in the given order."""
+        """The state of each provider now, in the given order."""
         try:
             now = asyncio.get_running_loop().time()
         except RuntimeError:  # outside of a loop: the clock of asyncio's own loops
             now = time.monotonic()
-        members, rejections = self._members, self._rejections["turns"]
-        states = states_of(members.entries, self._stats, self._options.terms, now)
+        pool, rejections = self._pool, self._rejections["turns"]
+        states = states_of(pool.members, self._stats, self._options.terms, now)
         return tuple(
-            dataclasses.replace(state, is_last=members.comes_last(member, rejections))
-            for member, state in zip(members.entries, states, strict=True)
+            dataclasses.replace(state, is_last=pool.comes_last(member, rejections))
+            for member, state in zip(pool.members, states, strict=True)
         )
 
     @property
@@ -284,7 +284,7 @@ class HedgedLLMService(HostingLLMService):
     @property
     def is_simulated(self) -> bool:
         """Whether a simulator answers for one of the providers."""
-        return any(self._stats.is_simulated(entry.backend()) for entry in self._members.entries)
+        return any(self._stats.is_simulated(member.backend()) for member in self._pool.members)
 
     @property
     def policy(self) -> HedgePolicy:
@@ -333,9 +333,9 @@ class HedgedLLMService(HostingLLMService):
         """Set up this service and its members."""
         await super().setup(setup)
         self._tracer.setup(setup)
-        await self._members.setup(setup)
+        await self._pool.setup(setup)
         if self._runs_on is None:
-            self._stats.begin_session([member.backend() for member in self._members.entries])
+            self._stats.begin_session([member.backend() for member in self._pool.members])
             self._runs_on = asyncio.get_running_loop()
 
     async def cleanup(self) -> None:
@@ -347,7 +347,7 @@ class HedgedLLMService(HostingLLMService):
         finally:
             await self._preparation.close()
             await super().cleanup()
-            await self._members.cleanup()
+            await self._pool.cleanup()
             if self._runs_on is not None:
                 self._runs_on = None
                 await self._stats.end_session()
@@ -355,30 +355,30 @@ class HedgedLLMService(HostingLLMService):
     async def start(self, frame: StartFrame) -> None:
         """Start the members and prepare them for the first turn."""
         await super().start(frame)
-        await self._members.control(frame)
+        await self._pool.control(frame)
         if self._options.settings is not None:
             await self._update_settings(self._options.settings)
-        for adapter in self._members.adapters:
+        for adapter in self._pool.adapters:
             await adapter.limit(self._options.token_budget)
         if self._options.warm:
-            await self._members.control(LLMEnablePromptCachingFrame(enable=True))
+            await self._pool.control(LLMEnablePromptCachingFrame(enable=True))
             self._preparation.start()
             if is_real(asyncio.get_running_loop()):  # timers would make a virtual loop run ahead
-                self._members.keep_connections()
+                self._pool.keep_connections()
 
     async def stop(self, frame: EndFrame) -> None:
         """Publish pending reports and stop the members."""
         await self._end_observed()
-        await self._members.stop_keeping_connections()
+        await self._pool.stop_keeping_connections()
         await super().stop(frame)
-        await self._members.control(frame)
+        await self._pool.control(frame)
 
     async def cancel(self, frame: CancelFrame) -> None:
         """Publish pending reports and stop the members at once."""
         await self._end_observed()
-        await self._members.stop_keeping_connections()
+        await self._pool.stop_keeping_connections()
         await super().cancel(frame)
-        await self._members.control(frame)
+        await self._pool.control(frame)
 
     # ---- frames
 
@@ -386,24 +386,24 @@ class HedgedLLMService(HostingLLMService):
         """Run a turn for a context frame; forward other frames."""
         is_void = isinstance(frame, (InterruptionFrame, EagerEndOfTurnCancelFrame))
         if is_void and self._turn is not None:
-            self._turn.settle(is_confirmed=False)
+            self._turn.end_speculation(is_confirmed=False)
         await super().process_frame(frame, direction)
         if isinstance(frame, InterruptionFrame):
             await self._drains.close()
         elif isinstance(frame, UserStoppedSpeakingFrame) and self._turn is not None:
-            self._turn.settle(is_confirmed=True)
+            self._turn.end_speculation(is_confirmed=True)
         if isinstance(frame, LLMContextFrame):
             await self._run_turn(frame.context)
         elif isinstance(frame, LLMUpdateSettingsFrame) and frame.service is not None:
             # The base class has applied it, or forwarded it to another service.
-            if (member := self._members.adapter_of(frame.service)) is not None:
+            if (member := self._pool.adapter_of(frame.service)) is not None:
                 if isinstance(frame.delta, LLMSettings):
-                    await self._members_changed(self._members.provider_of(member))
+                    await self._members_changed(self._pool.provider_of(member))
                     await member.update_settings(frame.delta)
                 else:
                     await member.control(frame)
         elif isinstance(frame, LLMEnablePromptCachingFrame):
-            await self._members.control(frame)
+            await self._pool.control(frame)
         else:
             await self.push_frame(frame, direction)
 
@@ -527,8 +527,8 @@ class HedgedLLMService(HostingLLMService):
         await self._answers.learn(question, answer)
 
     def _race(self, spec: TurnSpec, rejections: Rejections) -> ProviderRace[Any, ServiceAdapter]:
-        self._members.offer(self.get_llm_adapter().builtin_tools)
-        members = self._members.of_turn(
+        self._pool.offer(self.get_llm_adapter().builtin_tools)
+        members = self._pool.of_turn(
             asyncio.get_running_loop().time(),
             self._order.of(spec.choice.first),
             rejections,
@@ -548,7 +548,7 @@ class HedgedLLMService(HostingLLMService):
     def _end_speculation(self) -> None:
         """Withdraw a turn whose end was never confirmed."""
         if self._turn is not None:
-            self._turn.settle(is_confirmed=False)
+            self._turn.end_speculation(is_confirmed=False)
             self._turn = None
 
     async def _end_observed(self) -> None:
@@ -630,11 +630,11 @@ class HedgedLLMService(HostingLLMService):
         Args:
             context: The conversation so far; None for that of the aggregator.
         """
-        self._members.offer(self.get_llm_adapter().builtin_tools)
-        members = self._members.warm(
+        self._pool.offer(self.get_llm_adapter().builtin_tools)
+        members = self._pool.warm(
             context or context_of(self),
             dataclasses.replace(self._options.terms, has_first_token=False),
-            self._stats.loop_watch.refusal,
+            self._stats.loop_watch.why_behind,
         )
         await asyncio.gather(members, self._answers.prepare())
 
@@ -666,7 +666,7 @@ class HedgedLLMService(HostingLLMService):
     def _begin_answer(self) -> None:
         self._preparation.turn_began()
         self._timed_first_text = False
-        self._members.turn_began()
+        self._pool.turn_began()
 
     async def say(
         self, text: str, *, at: float | None = None, frame: LLMTextFrame | None = None
@@ -692,7 +692,9 @@ class HedgedLLMService(HostingLLMService):
         await self.stop_ttfb_metrics(end_time=wall_time)
         await self.stop_ttfat_metrics(end_time=wall_time)
         if self._turn is not None and self._speculation_gate.is_speculating:
-            self._turn.settle(is_confirmed=False)  # Pipecat withdraws it: no tool runs early
+            self._turn.end_speculation(
+                is_confirmed=False
+            )  # Pipecat withdraws it: no tool runs early
         await self.run_function_calls(calls.calls)
 
     def attempt_sent(self) -> None:

@@ -20,18 +20,18 @@ _HOST_SETTINGS = ("filter_incomplete_user_turns", "user_turn_completion_config")
 class HostingLLMService(LLMService):
     """Mirrors settings and tools to the members of a pool. The host alone runs tools."""
 
-    def __init__(self, members: ProviderPool, **kwargs: Any):
+    def __init__(self, pool: ProviderPool, **kwargs: Any):
         """Host services.
 
         Args:
-            members: The services.
+            pool: The services.
             **kwargs: Further arguments of ``LLMService``.
         """
         super().__init__(settings=_no_settings(), **kwargs)
-        self._members = members
+        self._pool = pool
         self._advertising = False
         self._instruction: str | None = None
-        for item in members.registered_functions():
+        for item in pool.registered_functions():
             self._adopt(item)
 
     async def _members_changed(self, provider: str | None = None) -> None:
@@ -58,7 +58,7 @@ class HostingLLMService(LLMService):
         )
         if for_members.given_fields():
             await self._members_changed()
-            await self._members.update_settings(for_members)
+            await self._pool.update_settings(for_members)
         await self._instruct_members()
         return changed
 
@@ -69,13 +69,13 @@ class HostingLLMService(LLMService):
             wanted = self._user_turn_completion_config.completion_instructions
         if wanted != self._instruction:
             self._instruction = wanted
-            self._members.instruct(wanted)
+            self._pool.instruct(wanted)
             await self._prompt_changed()
 
     def append_system_instruction(self, instruction: str) -> None:
         """Append permanent text to the system instruction of every member."""
         super().append_system_instruction(instruction)
-        self._members.append_system_instruction(instruction)
+        self._pool.append_system_instruction(instruction)
 
     # ---- tools
 
@@ -100,7 +100,7 @@ class HostingLLMService(LLMService):
         }
         super().register_function(function_name, handler, **options)
         if not self._advertising:  # members read advertised tools themselves
-            self._members.register_function(function_name, handler, **options)
+            self._pool.register_function(function_name, handler, **options)
 
     def _adopt(self, item: FunctionCallRegistryItem) -> None:
         """Register a handler that a member had before it was hosted."""
@@ -117,7 +117,7 @@ class HostingLLMService(LLMService):
     def unregister_function(self, function_name: str | None) -> None:
         """Remove a tool handler; see ``LLMService.unregister_function``."""
         super().unregister_function(function_name)
-        self._members.unregister_function(function_name)
+        self._pool.unregister_function(function_name)
 
     def register_direct_function(
         self,
@@ -132,7 +132,7 @@ class HostingLLMService(LLMService):
             "timeout_secs": timeout_secs,
         }
         super().register_direct_function(handler, **options)
-        self._members.register_direct_function(handler, **options)
+        self._pool.register_direct_function(handler, **options)
 
     def _sync_registered_tool_handlers(self, tools: Any) -> None:
         self._advertising = True

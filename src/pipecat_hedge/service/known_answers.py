@@ -1,4 +1,4 @@
-"""Answers that are known before any provider is asked, and what they answer."""
+"""Answers turns from known answers, before a provider is asked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipecat_hedge.race.reports import TurnReport
 from pipecat_hedge.service.provider_client import base_url
 
 KNOWN_WITHIN_SECS = 0.1
-"""How long what knows answers may take; then a provider is asked."""
+"""How long a source of known answers may take; then a provider is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Question:
 
 @runtime_checkable
 class KnownAnswers(Protocol):
-    """Knows answers. Its ``prepare()``, if it has one, is awaited before the first turn."""
+    """A source of known answers. Its ``prepare()``, if any, is awaited before the first turn."""
 
     name: str
     """Its name in reports."""
@@ -74,12 +74,12 @@ class KnownAnswers(Protocol):
         ...
 
     async def learn(self, question: Question, answer: str) -> None:
-        """Take note of what a provider has answered, without tools and in whole."""
+        """Learn a provider's whole answer, if it called no tools."""
         ...
 
 
 class AnswerSources:
-    """What knows answers in a session, in the order in which it is asked."""
+    """The sources of known answers of a session, in the order in which they are asked."""
 
     def __init__(self, sources: Sequence[KnownAnswers]):
         """Check the sources.
@@ -101,7 +101,7 @@ class AnswerSources:
         return bool(self._sources)
 
     async def prepare(self) -> None:
-        """Have those that can prepare for the first turn; one that fails costs no session."""
+        """Prepare the sources that can be; a failure is logged as a warning."""
         for source in self._sources:
             try:
                 if (ready := getattr(source, "prepare", None)) is not None:
@@ -110,7 +110,7 @@ class AnswerSources:
                 logger.warning(f"{source.name} answers are not prepared: {type(error).__name__}")
 
     async def find(self, question: Question) -> tuple[str, str] | None:
-        """Return the first source that knows the answer, and the answer; None if none does."""
+        """Return the first source with an answer, and the answer; None without one."""
         for source in self._sources:
             try:
                 async with asyncio.timeout(KNOWN_WITHIN_SECS):
@@ -132,7 +132,7 @@ class AnswerSources:
 
 
 class HeldAnswer:
-    """An answer to a turn of which is not known yet whether it has ended.
+    """A known answer to a speculative turn, until the turn is confirmed or withdrawn.
 
     Owns the time of the turn's end: None if the caller spoke on.
     """
@@ -142,13 +142,13 @@ class HeldAnswer:
         self._loop = asyncio.get_running_loop()
         self._confirmed_at: asyncio.Future[float | None] = self._loop.create_future()
 
-    def settle(self, *, is_confirmed: bool) -> None:
-        """Report whether the turn has ended; see ``Turn.settle``."""
+    def end_speculation(self, *, is_confirmed: bool) -> None:
+        """See ``Turn.end_speculation``."""
         if not self._confirmed_at.done():
             self._confirmed_at.set_result(self._loop.time() if is_confirmed else None)
 
     async def report(self, report: TurnReport, began: float) -> TurnReport:
-        """Return the turn's report, once that is known.
+        """Return the turn's report, once it is confirmed or withdrawn.
 
         Args:
             report: The report of a turn that has ended.

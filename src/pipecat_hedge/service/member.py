@@ -12,7 +12,7 @@ from pipecat_hedge.policy.hedge_policy import HedgePolicy
 from pipecat_hedge.policy.planner import silent_secs
 from pipecat_hedge.providers.backends import Backend, Measures, key_of
 from pipecat_hedge.providers.latency import LatencyEstimate
-from pipecat_hedge.providers.server_queue import hedge_refusal, load_rank
+from pipecat_hedge.providers.server_queue import load_rank, why_ineligible
 from pipecat_hedge.race.events import Slot
 from pipecat_hedge.race.reports import ServerLoad
 
@@ -112,7 +112,7 @@ def take_best_instance(idle: list[A]) -> A:
     return chosen
 
 
-def hedge_refusals(idle: Mapping[str, Sequence[A]], first: str | None = None) -> dict[str, str]:
+def ineligible_by_load(idle: Mapping[str, Sequence[A]], first: str | None = None) -> dict[str, str]:
     """The providers that may get no hedge now because of their servers' load, and why.
 
     Args:
@@ -124,7 +124,7 @@ def hedge_refusals(idle: Mapping[str, Sequence[A]], first: str | None = None) ->
     for name, free in idle.items():
         loads = sorted((adapter.server_load for adapter in free), key=load_rank)
         left = loads[1:] if name == first else loads
-        if left and (reason := hedge_refusal(left[0])) is not None:
+        if left and (reason := why_ineligible(left[0])) is not None:
             reasons[name] = reason
     return reasons
 
@@ -132,7 +132,7 @@ def hedge_refusals(idle: Mapping[str, Sequence[A]], first: str | None = None) ->
 def slots(
     candidates: Sequence[Member[A]],
     policy: HedgePolicy,
-    known: Mapping[str, LatencyEstimate],
+    estimates: Mapping[str, LatencyEstimate],
 ) -> list[Slot]:
     """The requests that a turn may make.
 
@@ -141,26 +141,26 @@ def slots(
     Args:
         candidates: The providers in order.
         policy: The user's policy.
-        known: What is known of each provider.
+        estimates: The latency estimate of each provider.
     """
-    rounds = max((len(entry.adapters) for entry in candidates), default=0)
+    rounds = max((len(member.adapters) for member in candidates), default=0)
     return [
-        _slot(entry, number, policy, known[entry.name])
+        _slot(member, number, policy, estimates[member.name])
         for number in range(rounds)
-        for entry in candidates
-        if number < len(entry.adapters)
+        for member in candidates
+        if number < len(member.adapters)
     ]
 
 
-def _slot(entry: Member[A], number: int, policy: HedgePolicy, known: LatencyEstimate) -> Slot:
-    provider, has_own = entry.provider, entry.provider.stall_secs != "policy"
+def _slot(member: Member[A], number: int, policy: HedgePolicy, estimate: LatencyEstimate) -> Slot:
+    provider, has_own = member.provider, member.provider.stall_secs != "policy"
     stall_secs = policy.stall_secs if provider.stall_secs == "policy" else provider.stall_secs
-    silent = silent_secs(policy, known, stall_secs if has_own else 0.0)
+    silent = silent_secs(policy, estimate, stall_secs if has_own else 0.0)
     return Slot(
         provider.name,
         silent,
         stall_secs,
         provider.timeout_secs,
-        known.answers.p95 if silent is None else min(known.answers.p95, silent),
-        entry.adapters[number].retries,
+        estimate.answers.p95 if silent is None else min(estimate.answers.p95, silent),
+        member.adapters[number].retries,
     )

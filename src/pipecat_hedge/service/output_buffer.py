@@ -1,4 +1,4 @@
-"""Releases the committed answer and keeps back what may have to be dropped if it breaks off.
+"""Releases the committed answer, and keeps back what must be dropped if it breaks off.
 
 Text that was released cannot be taken back. A text-to-speech that speaks sentences gains nothing
 from half of one, so the half is kept back. It does need the start of the next sentence to see that
@@ -37,7 +37,7 @@ class OutputBuffer:
     Attributes:
         has_sentence: Whether a whole sentence was released.
         said: Everything released so far, without what was retracted.
-        is_whole: Whether nothing is known to be missing: a broken answer ended with a sentence.
+        is_whole: Whether the answer did not break off, or did so after a whole sentence.
     """
 
     def __init__(

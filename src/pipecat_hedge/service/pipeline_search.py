@@ -1,6 +1,6 @@
 """Finds other processors of a built pipeline: the text-to-speech and the context aggregator.
 
-What speaks the answer decides how it is committed and released.
+The text-to-speech decides how an answer is committed and released.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Output:
 
 
 def find_output(processor: FrameProcessor) -> Output:
-    """Find what speaks the text that ``processor`` pushes, in a pipeline that has been built.
+    """Find how the text that ``processor`` pushes becomes speech, in a built pipeline.
 
     Returns:
         A text-to-speech service, or a processor that assembles sentences for one. Without either,

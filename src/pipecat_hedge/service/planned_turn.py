@@ -35,7 +35,7 @@ class TurnSpec:
         commit_on: What an attempt must have to win.
         prompt_tokens: An estimate of the prompt's size.
         has_tools: Whether the model may call tools.
-        measures: What its latency is: that of the first token, or of the whole answer.
+        measures: What is timed: the first token, or the whole answer.
         choice: The user's route, which the members' order follows.
         is_learned: Whether its latencies are learned.
         rescues: Whether a committed answer that stalls is continued.
@@ -63,17 +63,17 @@ class TurnSpec:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTurn(Generic[A]):
-    """How a turn is raced.
+    """The plan of a turn: its providers, its rule and its terms.
 
     Parameters:
         plan: The order, the launch rule and the costs.
         order: The providers in the order of their requests; empty if none may be used.
         backends: The statistics of each provider, by name.
         standings: How each provider stands at the turn's start, by name.
-        terms: On which terms the turn's requests are admitted.
+        terms: The terms on which the turn's requests get permits.
         recovering: The half-open provider whose recovery request the turn has claimed, or None. The
             turn must release the claim.
-        reason: Why no provider may be used, if that is so.
+        reason: Why no provider may be used; empty if one may.
         route_reason: Why the order is not the given one; None if it is.
     """
 
@@ -119,7 +119,7 @@ def plan_of(
         last = {**found.last, **members.last}
         plan = plan_turn(
             policy,
-            [backends[member.name] for member in found.entries],
+            [backends[member.name] for member in found.members],
             stats,
             stats.accounts,
             prompt_tokens=spec.prompt_tokens,
@@ -138,7 +138,7 @@ def plan_of(
     if plan.problem is not None:
         logger.warning(f"policy {policy.name}: {plan.problem}; this turn is not hedged")
     if found.in_panic:
-        plan.order = tuple(member.name for member in found.entries)
+        plan.order = tuple(member.name for member in found.members)
         plan.put_last(last)
     first = given[0].name
     if first in last and plan.order[:1] not in ((), (first,)):

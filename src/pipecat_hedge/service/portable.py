@@ -1,8 +1,8 @@
-"""Makes a member's copy of a conversation portable: what others wrote in it, its provider accepts.
+"""Makes a member's copy of a conversation portable: its provider accepts what others wrote in it.
 
-Pure: messages in, messages out. A message that needs no change stays the same object, and what
-becomes of one does not depend on those after it, so that a turn's prompt begins like the one before
-and is found in the provider's prefix cache.
+Pure: messages in, messages out. A message that needs no change stays the same object, and no change
+depends on later messages, so that a turn's prompt begins like the one before and is found in the
+provider's prefix cache.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from pipecat_hedge.service.token_budget import role_of, trimmed
 
 Messages: TypeAlias = Sequence[LLMContextMessage]
 
-MOST_CHARS, SHORT_CHARS = 40, 9
-"""The length of an id that is made: the most that OpenAI accepts, and what Mistral does."""
+MOST_CHARS = 40
+"""The length of a generated id: the most that OpenAI accepts."""
+SHORT_CHARS = 9
+"""The length that Mistral requires."""
 _VALID_ID = {False: re.compile(r"[a-zA-Z0-9_-]{1,40}"), True: re.compile(r"[a-zA-Z0-9]{9}")}
 _CHARS = string.digits + string.ascii_letters
 _UNCHECKED_SIGNATURE = b"skip_thought_signature_validator"
@@ -57,7 +59,7 @@ class Dialect:
         provider: Its name.
         kind: The kind of service-specific messages that it reads.
         has_short_ids: Whether ids of tool calls must be nine letters or digits.
-        reads_thoughts: Whether it reads thoughts of which it is not known who wrote them.
+        reads_thoughts: Whether it reads thoughts of an unknown author.
         needs_thoughts: Whether it rejects a tool call before which it has not thought.
     """
 
@@ -97,7 +99,7 @@ def portable(
 
 
 def note_author(frame: Frame, provider: str) -> None:
-    """Note in what a frame adds to the conversation for its own service that a provider wrote it.
+    """Mark what a frame adds to the conversation for its own service with its provider.
 
     Such a message is encrypted or signed, and another account or model may reject it.
     """
@@ -285,7 +287,7 @@ def _joined(messages: Messages) -> Any:
 
 
 def _with_unthought_calls_as_text(messages: Messages) -> list[LLMContextMessage]:
-    """Put each tool call into words whose message does not begin with a thought, and its result.
+    """Write each tool call without a thought before it, and its result, as text.
 
     Claude, set to think, rejects the call of another model. The words are on the caller's side, so
     that Claude does not learn to say such things itself.
@@ -313,7 +315,7 @@ def _with_unthought_calls_as_text(messages: Messages) -> list[LLMContextMessage]
 
 
 def _with_calls_signed(messages: Messages) -> list[LLMContextMessage]:
-    """Sign the first of the calls in a row that no Gemini made, with what Google documents for it.
+    """Sign the first of consecutive calls that no Gemini made, as Google documents.
 
     Pipecat's adapter signs them, too, but only after it has moved each unsigned call to the last
     signed one before, as if both had been made at once: into another turn.
@@ -333,7 +335,7 @@ def _with_calls_signed(messages: Messages) -> list[LLMContextMessage]:
 
 
 def _without_loose_thoughts(messages: Messages) -> list[LLMContextMessage]:
-    """Leave out thoughts that no answer follows, as of an interrupted one: vendors reject them."""
+    """Leave out thoughts without an answer, as after an interruption: vendors reject them."""
     found, next_role = list[LLMContextMessage](), ""
     for message in reversed(messages):
         if _is_thought(message) and next_role != "assistant":

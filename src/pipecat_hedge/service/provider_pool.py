@@ -31,7 +31,7 @@ class ProviderPool:
 
     Attributes:
         providers: The providers, in the given order.
-        entries: The providers with their instances, in the given order.
+        members: The providers with their instances, in the given order.
         adapters: All instances.
     """
 
@@ -48,14 +48,14 @@ class ProviderPool:
             if provider.breaker is not None:
                 stats.configure_breaker(provider.name, provider.breaker)
         is_alone = sum(len(provider.services) for provider in providers) == 1
-        self.entries = tuple(
+        self.members = tuple(
             Member(
                 provider,
                 tuple(ServiceAdapter(s, provider, is_alone=is_alone) for s in provider.services),
             )
             for provider in providers
         )
-        self.adapters = tuple(c for entry in self.entries for c in entry.adapters)
+        self.adapters = tuple(c for member in self.members for c in member.adapters)
         self._refreshes = TaskScope()
 
     def of_turn(
@@ -104,7 +104,7 @@ class ProviderPool:
         await asyncio.gather(*(adapter.setup(setup) for adapter in self.adapters))
 
     async def warm(
-        self, context: LLMContext | None, terms: Terms, refusal: Callable[[], str | None]
+        self, context: LLMContext | None, terms: Terms, why_behind: Callable[[], str | None]
     ) -> None:
         """Prepare every member for the first turn, independently.
 
@@ -114,29 +114,29 @@ class ProviderPool:
         Args:
             context: The conversation so far; None if it is unknown.
             terms: The session's terms.
-            refusal: Returns why the event loop is too far behind; None if it is not.
+            why_behind: Returns why the event loop is too far behind; None if it is not.
         """
         async with TaskScope() as scope:
             tasks = [
                 scope.start(
-                    self._warm(entry, adapter, context, terms, refusal),
+                    self._warm(member, adapter, context, terms, why_behind),
                     name=f"warms up {adapter.service}",
                 )
-                for entry in self.entries
-                for adapter in entry.adapters
+                for member in self.members
+                for adapter in member.adapters
             ]
             await asyncio.wait(tasks)
 
     async def _warm(
         self,
-        entry: Member[ServiceAdapter],
+        member: Member[ServiceAdapter],
         adapter: ServiceAdapter,
         context: LLMContext | None,
         terms: Terms,
-        refusal: Callable[[], str | None],
+        why_behind: Callable[[], str | None],
     ) -> None:
         loop = asyncio.get_running_loop()
-        stats, key = self._stats, entry.key
+        stats, key = self._stats, member.key
         (standing,) = stats.standing([key], "warm_up", terms, loop.time())
         if standing.breaker != "closed":
             return
@@ -145,7 +145,7 @@ class ProviderPool:
         async def acquire_permit() -> AsyncGenerator[None]:
             now = loop.time()
             (standing,) = stats.standing([key], "warm_up", terms, now)
-            reason = refusal() or standing.full
+            reason = why_behind() or standing.full
             if reason is not None:
                 raise Rejected(reason)
             permit = stats.issue(key, "warm_up", terms, now)
@@ -160,14 +160,14 @@ class ProviderPool:
 
     def keep_connections(self) -> None:
         """Keep every member's connection open between turns from now on."""
-        for entry in self.entries:
-            for adapter in entry.adapters:
-                may_send = functools.partial(self._may_refresh, entry, adapter)
+        for member in self.members:
+            for adapter in member.adapters:
+                may_send = functools.partial(self._may_refresh, member, adapter)
                 adapter.connection.keep(self._refreshes, may_send)
 
-    def _may_refresh(self, entry: Member[ServiceAdapter], adapter: ServiceAdapter) -> bool:
+    def _may_refresh(self, member: Member[ServiceAdapter], adapter: ServiceAdapter) -> bool:
         now = asyncio.get_running_loop().time()
-        (standing,) = self._stats.standing([entry.key], "warm_up", Terms(), now)
+        (standing,) = self._stats.standing([member.key], "warm_up", Terms(), now)
         return standing.is_well and adapter.is_usable
 
     def turn_began(self) -> None:
@@ -192,7 +192,7 @@ class ProviderPool:
 
     def provider_of(self, adapter: ServiceAdapter) -> str:
         """The name of an instance's provider."""
-        return next(e.name for e in self.entries if adapter in e.adapters)
+        return next(m.name for m in self.members if adapter in m.adapters)
 
     def instruct(self, addition: str | None) -> None:
         """Append a text to every member's system instruction; None removes it."""

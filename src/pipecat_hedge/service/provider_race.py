@@ -45,7 +45,7 @@ from pipecat_hedge.service.candidates import TurnMembers
 from pipecat_hedge.service.member import (
     A,
     Instance,
-    hedge_refusals,
+    ineligible_by_load,
     slots,
     take_best_instance,
 )
@@ -71,7 +71,7 @@ class ProviderAttempt(Attempt):
         closed_at: When its request was closed, or None.
         is_observed: Whether it has lost and runs on to its first token, as an observed loser.
         has_claim: Whether it is the provider's only observed loser; see ``claim_observed_loser``.
-        is_unmeasured: Whether its provider's latency is to be measured if it loses.
+        is_unmeasured: Whether its provider's latency is measured if it loses.
         silence_alarm: Ends the observation if the provider is silent for too long; None for an
             attempt that is not observed if it loses.
         is_silent: Whether that timer fired before anything came.
@@ -125,7 +125,7 @@ class ProviderAttempt(Attempt):
 
 
 class TurnHost(Protocol[T, B]):
-    """What a turn, an inference or a proxied request does for its race."""
+    """The owner of a race: a turn, an inference or a proxied request."""
 
     async def send(
         self, launch: Launch, attempt: ProviderAttempt, sink: AttemptSink[T], instance: B
@@ -147,7 +147,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
     Attributes:
         policy: The user's policy.
         spec: What the turn asks for.
-        planned: How it is raced; None before ``run``.
+        planned: Its plan; None before ``run``.
         race: The race; None until a request may be sent.
         losers: ``cancel`` or ``drain``, for this turn.
         is_speculative: Whether the caller's turn may still go on; set it before ``run``.
@@ -172,7 +172,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
             policy: The user's policy.
             spec: What the turn asks for.
             members: The session's providers.
-            terms: On which terms its requests are admitted.
+            terms: The terms on which its requests get permits.
         """
         self._loop = asyncio.get_running_loop()
         self._stats = stats
@@ -238,7 +238,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
 
     def _new_race(self, planned: PlannedTurn[A]) -> Race:
         stall_secs = self.spec.stall_secs
-        candidates = slots(planned.order, self.policy, planned.plan.known)
+        candidates = slots(planned.order, self.policy, planned.plan.estimates)
         if stall_secs is not None:
             candidates = [
                 dataclasses.replace(
@@ -304,7 +304,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
             self._driver.confirm()
 
     def _learn(self) -> None:
-        """Learn from the attempts; those of a withdrawn turn were not waited for."""
+        """Learn from the attempts, except those of a withdrawn turn."""
         self._mark_simulated()
         is_withdrawn = self.is_speculative and self.race is not None and self.race.winner is None
         if is_withdrawn or not self.spec.is_learned:
@@ -362,13 +362,13 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
             started_at: When the wait began, in the loop's time.
 
         Returns:
-            The wait from then on; None if nothing is waited for, or with just one live or planned
+            The wait from then on; None if the turn does not wait, or with just one live or planned
             attempt. Past waits are then the better estimate.
         """
         race = self.race
         if race is None or race.phase is not Phase.WAITING:
             return None
-        known = self._stats.estimates(
+        estimates = self._stats.estimates(
             list(self._planned.backends.values()),
             self.spec.prompt_tokens,
             by_sentence=self.spec.commit_on == "first_sentence",
@@ -377,8 +377,8 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         live: list[Attempt | InFlight] = [a for a in race.attempts if a.outcome is None]
         planned = race.planned
         for request in [*live, *([] if planned is None or not live else [planned])]:
-            curve, sentence = known[request.provider].first_token, known[request.provider].sentence
-            sent = request.launched_at
+            estimate = estimates[request.provider]
+            curve, sentence, sent = estimate.first_token, estimate.sentence, request.launched_at
             if sentence is not None and request.first_token_at is not None:
                 curve, sent = sentence, request.first_token_at
             elif sentence is not None:
@@ -466,7 +466,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
 
     def _is_unknown(self, provider: str) -> bool:
         """Whether a provider had no answers when the turn began."""
-        return not self._planned.plan.known[provider].answers.seen
+        return not self._planned.plan.estimates[provider].answers.seen
 
     def _on_first_token(self, attempt: ProviderAttempt) -> None:
         self._mark_simulated()
@@ -524,7 +524,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         )
 
     def _abandon(self, attempt: ProviderAttempt) -> None:
-        """Give back what an attempt holds whose event loop was closed. Nothing is learned of it."""
+        """Release what an attempt of a closed event loop holds, and learn nothing from it."""
         if attempt.is_observed:
             self._stats.release_observed_loser(attempt.permit.key)
         self._forget(attempt)
@@ -556,7 +556,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         if won_at is not None and sent_at is not None and won_at > sent_at:
             return True
         ended_at = self._loop.time() if attempt.ended_at is None else attempt.ended_at
-        typical = self._planned.plan.known[attempt.provider].usual
+        typical = self._planned.plan.estimates[attempt.provider].typical
         return ended_at - attempt.permit.acquired_at > late_secs(typical)
 
     # ---- for the race's driver
@@ -576,11 +576,11 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         names, now = [name for name, idle in self._idle.items() if idle], self._loop.time()
         standings = self._standings(names, now)
         others = {name: s for name, s in standings.items() if name != self._recovering}
-        if (behind := self._stats.loop_watch.refusal()) is not None:
+        if (behind := self._stats.loop_watch.why_behind()) is not None:
             reasons = dict.fromkeys(names, f"is skipped: {behind}")
         else:
             reasons = {name: s.ineligible for name, s in others.items() if s.ineligible is not None}
-        by_server = hedge_refusals(self._idle, first)
+        by_server = ineligible_by_load(self._idle, first)
         reluctance = {name: s.rank for name, s in standings.items() if s.rank}
         for name in by_server:
             reluctance[name] = max(reluctance.get(name, 0), 1)

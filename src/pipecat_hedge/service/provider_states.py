@@ -1,4 +1,4 @@
-"""What is known of providers, as the public reports say it."""
+"""Converts providers' standings and estimates to the public reports."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def states_of(
         now: The loop's time.
     """
     backends = [member.backend() for member in members]
-    known = stats.estimates(backends, None, by_sentence=False)
+    estimates = stats.estimates(backends, None, by_sentence=False)
     standings = stats.standing([backend.record_key for backend in backends], "primary", terms, now)
     return tuple(
         ProviderState(
             provider=member.name,
             model=backend.model,
-            p50_secs=known[member.name].first_token.quantile(0.5),
-            p95_secs=known[member.name].first_token.quantile(0.95),
-            prior_weight=known[member.name].prior_weight,
+            p50_secs=estimates[member.name].first_token.quantile(0.5),
+            p95_secs=estimates[member.name].first_token.quantile(0.95),
+            prior_weight=estimates[member.name].prior_weight,
             is_last=False,
             retry_after_secs=standing.retry_after_secs,
             server=member.server_load,

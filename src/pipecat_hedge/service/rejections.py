@@ -1,9 +1,9 @@
-"""Which providers come last because they rejected requests. Pure.
+"""Puts providers last that rejected requests. Pure.
 
-A rejected request says something of the request, not of its provider: a prompt may be too long for
-one, or filtered by another. So its provider comes last in the next turn, and no longer. A second
-rejection in a row, or one that is no fault of the prompt (key, permission, model), lasts until the
-provider has answered. Last is not out: it is asked when the others have failed or are silent.
+A rejection is often about the prompt, which may be too long for one provider, or filtered by
+another. So the provider comes last in the next turn only. After a second rejection in a row, or one
+for key, permission or model, it comes last until it has answered. Last is not out: it is asked when
+the others have failed or are silent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a user configures for a session, checked."""
+"""Checks what a user configures for a session."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pipecat_hedge.service.token_budget import TokenBudget
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """What holds for all turns of a session.
+    """The options of all turns of a session.
 
     Parameters:
         policy: When to send further requests.
-        terms: On which terms its requests are admitted.
+        terms: The terms on which its requests get permits.
         slo: The SLO of its callers, or None.
         token_budget: The most tokens of a turn's prompt and answer.
         settings: Settings that all members share, or None.

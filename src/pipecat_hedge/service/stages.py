@@ -17,7 +17,7 @@ from pipecat_hedge.service.wires import BodyReader
 
 @dataclass(slots=True)
 class Stages:
-    """What is known of one attempt's request so far. Times are the loop's.
+    """The stages of one attempt's request so far. Times are the loop's.
 
     If the attempt takes two requests (a moved model, a redirect), durations of connecting are sums
     and times are those of the last request.
@@ -101,7 +101,7 @@ class Stages:
             self.first_token_at = asyncio.get_running_loop().time()
 
     def report(self, sent_at: float) -> StageReport | None:
-        """Summarise what is known; None if nothing is.
+        """Summarise the stages; None if none is known.
 
         Args:
             sent_at: When the request was sent, in the loop's time.

@@ -1,9 +1,9 @@
 """Bounds the tokens of a turn: a shorter prompt, in steps that keep prefix caches, and its answer.
 
-A provider's prefix cache holds a prompt as far as it begins like an earlier one. Cutting just as
-much as is needed moves the cut in every turn, and nothing is found. So the beginning is cut in
-steps of ``STEP`` of the budget, on a grid that does not move while the conversation grows: the cut
-stays for many turns.
+A provider's prefix cache holds a prompt as far as it begins like an earlier one. Cutting no more
+than needed would move the cut in every turn, and miss the cache. So the beginning is cut in steps
+of ``STEP`` of the budget, on a grid that does not move while the conversation grows: the cut stays
+for many turns.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pipecat.processors.aggregators.llm_context import LLMContext, LLMSpecificMe
 from pipecat_hedge.service.attempt_stats import AttemptStats
 
 CHARS_PER_TOKEN = 4
-"""The usual rule of thumb for English; used only if a provider sent no count."""
+"""The common rule of thumb for English; used only if a provider sent no count."""
 TOKENS_PER_ATTACHMENT = 1000
 """Per image, sound or file: an image of a megapixel is 765 (OpenAI) to 1400 (Anthropic) tokens."""
 

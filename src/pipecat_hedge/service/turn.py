@@ -85,10 +85,10 @@ class ResponseSink(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """What holds for a turn's answer.
+    """The options of a turn's answer.
 
     Parameters:
-        output: What speaks it.
+        output: How it becomes speech.
         may_wait: Whether an "incomplete turn" marker counts as an answer.
         most_tokens: Its limit, at which it may end in mid-sentence; or None.
     """
@@ -124,7 +124,7 @@ class Turn:
             context: The conversation.
             race: Its race, not run yet.
             sink: Receives the answer.
-            options: What holds for the answer.
+            options: The answer's options.
             trace: Traces the race.
             is_speculative: Whether the caller's turn may still go on, until ``confirm``.
         """
@@ -232,11 +232,11 @@ class Turn:
         """The providers that have begun to answer."""
         return self._race.answered
 
-    def settle(self, *, is_confirmed: bool) -> None:
-        """Report whether the caller's turn has ended, which was only expected when this began.
+    def end_speculation(self, *, is_confirmed: bool) -> None:
+        """End the speculation on the end of the caller's turn.
 
         Args:
-            is_confirmed: Whether it has; otherwise the answer is void.
+            is_confirmed: Whether the turn has ended; otherwise the answer is void.
         """
         if self._confirmed.is_set():
             return
@@ -253,7 +253,7 @@ class Turn:
         return self._confirmed.is_set() and not self._observes
 
     async def wait_until_complete(self) -> None:
-        """Wait until observed losers are closed and it is known whether the turn has ended."""
+        """Wait until observed losers are closed and the turn is confirmed or withdrawn."""
         if self._observes:
             await self._race.wait_for_observed()
         await self._confirmed.wait()
@@ -370,7 +370,7 @@ class Turn:
         """See ``TurnHost``."""
         if isinstance(piece, LLMTextFrame):
             if text := await self._buffer.feed(piece.text):
-                # What a member says of speech does not hold: that is the host's to say.
+                # The host decides what is spoken, not the member.
                 is_plain = text is piece.text and piece.skip_tts is None
                 await self._sink.say(text, at=at, frame=piece if is_plain else None)
             return

@@ -19,19 +19,19 @@ class TurnOrder:
 
     def __init__(
         self,
-        entries: Sequence[Member[ServiceAdapter]],
+        members: Sequence[Member[ServiceAdapter]],
         regions: Mapping[str, str | None],
         route: TurnRoute | None,
     ):
         """Start a session.
 
         Args:
-            entries: The providers in the given order.
+            members: The providers in the given order.
             regions: By provider, where it is served; None is unknown.
             route: The user's route, or None.
         """
-        self._entries = entries
-        self._names = [entry.name for entry in entries]
+        self._members = members
+        self._names = [member.name for member in members]
         self._regions = regions
         self._has_regions = any(regions.values())
         self._route = route
@@ -61,12 +61,12 @@ class TurnOrder:
             first: The names of those that the user's route puts first.
         """
         if not first and not self._has_regions:
-            return self._entries
-        entries = sorted(self._entries, key=lambda entry: _rank(entry.name, first))
+            return self._members
+        members = sorted(self._members, key=lambda member: _rank(member.name, first))
         if not self._has_regions:
-            return entries
-        home = self._regions[entries[0].name]
-        routed, others = entries[: max(len(first), 1)], entries[max(len(first), 1) :]
+            return members
+        home = self._regions[members[0].name]
+        routed, others = members[: max(len(first), 1)], members[max(len(first), 1) :]
         return [*routed, *sorted(others, key=lambda e: self._regions[e.name] == home)]
 
 

@@ -1,9 +1,9 @@
 """Reads the answers of OpenAI's chat completions and responses, and of Anthropic's messages.
 
 The service reads beside Pipecat's services, which do not report all of it; the proxy reads what it
-passes on. An event is only read as far as they need it. What is not understood may be newer than
-this module. Sources: the pages "Streaming Messages" of Anthropic's API reference, "Chat Completions
-streaming" and "Responses streaming" of OpenAI's.
+passes on. Only the fields that they need are read. An event that is not understood may be newer
+than this module. Sources: the pages "Streaming Messages" of Anthropic's API reference, "Chat
+Completions streaming" and "Responses streaming" of OpenAI's.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pipecat_hedge.race.usable import is_usable_text
 ABORTED = frozenset({"abort", "error"})
 """Reasons of an incomplete answer: vLLM ends its streams with ``abort`` when it is stopped."""
 _AT_LIMIT = frozenset({"length", "max_tokens", "max_output_tokens", "MAX_TOKENS"})
-_USUAL = ("", "stop", "end_turn")
-"""Any other reason says something, even if the answer has no text."""
+_ORDINARY = ("", "stop", "end_turn")
+"""Reasons of an ordinary end; an answer with another one is usable even without text."""
 _RARE = re.compile(
     rb'"(?:error"|(?:usage|function_call)"\s*:\s*\{|tool_calls"\s*:\s*\[\s*\{'
     rb'|finish_?[rR]eason"\s*:\s*"'
@@ -36,13 +36,13 @@ MAX_KEPT_BYTES = 65_536
 
 
 def is_rare(events: bytes) -> bool:
-    """Whether events say more than a delta of text; takes a fifth of the time to parse them."""
+    """Whether events contain more than a delta of text; takes a fifth of the time of parsing."""
     return b"[DONE]" in events or _RARE.search(events) is not None
 
 
 @dataclass(slots=True)
 class WireEvent:
-    """What one event, or a whole answer, means.
+    """The content of one event, or of a whole answer.
 
     Parameters:
         text: Its answer text.
@@ -124,7 +124,7 @@ class WireReader:
         try:
             self._count(found.get("usage"))
             read.get(self.wire or "", self._read_message)(found, event)
-            event.is_usable |= is_usable_text(event.text) or event.reason not in _USUAL
+            event.is_usable |= is_usable_text(event.text) or event.reason not in _ORDINARY
             event.is_usable |= _HALF_A_SIGN.search(event.text) is not None
             event.is_usable |= bool(event.reason and self.calls)
         except (AttributeError, TypeError, KeyError, IndexError):  # a form that is not known

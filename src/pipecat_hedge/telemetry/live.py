@@ -213,9 +213,9 @@ def routes(feed: LiveFeed, path: str = LIVE_PATH, *, is_local: bool = False) -> 
 
     async def live(request: web.Request) -> web.Response:
         hosts = request.headers.getall("Host", []) if is_local else None
-        refusal = allowed.refusal(request.headers.getall("Origin", []), hosts)
-        if refusal is not None:
-            raise web.HTTPForbidden(text=refusal)
+        forbidden = allowed.why_forbidden(request.headers.getall("Origin", []), hosts)
+        if forbidden is not None:
+            raise web.HTTPForbidden(text=forbidden)
         after = request.query.get("after", "0")
         if not after.isdecimal():
             raise web.HTTPBadRequest(text="after must be a whole number: the next of a snapshot")

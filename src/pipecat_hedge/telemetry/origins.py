@@ -51,7 +51,7 @@ class AllowedOrigins:
                 )
             self._origins.add((parts.scheme, parts.hostname, parts.port))
 
-    def refusal(self, origins: Sequence[str], hosts: Sequence[str] | None) -> str | None:
+    def why_forbidden(self, origins: Sequence[str], hosts: Sequence[str] | None) -> str | None:
         """Return the reason to reject a request; None if it is allowed.
 
         Args:

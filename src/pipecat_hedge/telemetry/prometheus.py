@@ -36,9 +36,12 @@ BUCKETS = (
     *(3.0, 4.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0),
 )
 """Upper bounds in seconds: no first token arrives within 50 ms, and no caller waits 30 s."""
-MAX_PROVIDERS, MAX_MODELS = 50, 100
-"""Distinct values of a label; further ones are counted as ``other``."""
+MAX_PROVIDERS = 50
+"""Distinct providers; further ones are counted as ``other``."""
+MAX_MODELS = 100
+"""Distinct models; further ones are counted as ``other``."""
 MAX_LABEL_LENGTH = 120
+"""Longer values are cut."""
 CONTINUATION_REASONS = ("failure", "stall")
 TIMEOUTS = (STALLED.category, TIMED_OUT.category, MISSED_DEADLINE.category)
 """Failures that are right-censored waits; other failures carry no information on latency."""

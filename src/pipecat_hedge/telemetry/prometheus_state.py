@@ -68,7 +68,7 @@ def state_metrics(
     )
     yield _gauge(
         "provider_slow",
-        "Registries in which a provider is slower than usual for it.",
+        "Registries in which a provider is slower than typical for it.",
         PROVIDER,
         slow,
     )

@@ -24,8 +24,8 @@ from pipecat_hedge.voice.turn_timeline import TurnLatency
 
 WINDOWS_SECS = (300.0, 259_200.0)
 """5 minutes show whether an incident is still going on; 3 days are the error budget's window."""
-SLOTS = 60
-"""Slots per window: the window covers up to 1/60 less than its length, never more."""
+SLICES = 60
+"""Slices per window: the window covers up to 1/60 less than its length, never more."""
 MAX_SLOS = 32
 """The least recently used SLO is dropped beyond this number."""
 
@@ -180,27 +180,27 @@ class SloTracker:
 
 
 class _Window:
-    """A sliding window's counts, in slots of a sixtieth of its length."""
+    """A sliding window's counts, in slices of a sixtieth of its length."""
 
     def __init__(self, secs: float):
         self._secs = secs
-        self._slots = deque[list[int]](maxlen=SLOTS)
-        """Slot number, turns, bad turns."""
+        self._slices = deque[list[int]](maxlen=SLICES)
+        """Slice number, turns, bad turns."""
 
     def record(self, met: bool, now: float) -> None:
-        slot = self._slot(now)
-        if not self._slots or self._slots[-1][0] < slot:
-            self._slots.append([slot, 0, 0])
-        self._slots[-1][1] += 1
-        self._slots[-1][2] += not met
+        current = self._slice(now)
+        if not self._slices or self._slices[-1][0] < current:
+            self._slices.append([current, 0, 0])
+        self._slices[-1][1] += 1
+        self._slices[-1][2] += not met
 
     def count(self, now: float) -> WindowCount:
-        first = self._slot(now) - SLOTS + 1
-        slots = [slot for slot in self._slots if slot[0] >= first]
-        return WindowCount(self._secs, sum(s[1] for s in slots), sum(s[2] for s in slots))
+        first = self._slice(now) - SLICES + 1
+        slices = [each for each in self._slices if each[0] >= first]
+        return WindowCount(self._secs, sum(s[1] for s in slices), sum(s[2] for s in slices))
 
-    def _slot(self, now: float) -> int:
-        return int(now // (self._secs / SLOTS))
+    def _slice(self, now: float) -> int:
+        return int(now // (self._secs / SLICES))
 
 
 _Windows: TypeAlias = dict[Objective, tuple[_Window, ...]]

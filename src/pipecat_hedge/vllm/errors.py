@@ -103,14 +103,14 @@ def explain(
     if isinstance(error, APIConnectionError):
         return unreachable(base_url, cause_of(error), model)
     if isinstance(error, APIStatusError):
-        return _explain_refusal(error, base_url, model, served)
+        return _explain_status(error, base_url, model, served)
     if isinstance(error, APIError):  # an error event inside the stream
         logger.debug(f"{base_url}: {error.message}")
         return VLLMError(f"{base_url} failed in mid-answer: {_RESTART}", ErrorCategory.SERVER)
     return error
 
 
-def _explain_refusal(
+def _explain_status(
     error: APIStatusError, base_url: str, model: str | None, served: Sequence[str]
 ) -> Exception:
     text, status, response = _message(error), error.status_code, error.response

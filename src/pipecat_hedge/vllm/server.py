@@ -213,7 +213,7 @@ class VLLMServer:
         """Prefill a prompt once for all concurrent callers.
 
         If the prefill is cancelled or rejected, the next caller tries. A prompt that the server
-        refuses is not sent again.
+        rejects is not sent again.
 
         Args:
             prompt: Identifies the prompt.
@@ -223,15 +223,15 @@ class VLLMServer:
             if await asyncio.shield(pending):
                 return
         pending = self._reading[prompt] = asyncio.get_running_loop().create_future()
-        is_settled = True
+        has_ended = True
         try:
             await read()
         except (asyncio.CancelledError, Rejected):
-            is_settled = False
+            has_ended = False
             raise
         finally:
             del self._reading[prompt]
-            pending.set_result(is_settled)
+            pending.set_result(has_ended)
 
     # ---- models
 

@@ -17,7 +17,7 @@ from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.utils.errors import ErrorCategory
 from pipecat.utils.types import assert_given, is_given
 
-from pipecat_hedge.policy.arguments import refuse_unknown, require, require_flag
+from pipecat_hedge.policy.arguments import require, require_flag, require_known
 from pipecat_hedge.providers.priority import WORK_CLASSES, work, working_as
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.reports import ServerLoad
@@ -95,7 +95,7 @@ class VLLMService(OpenAILLMService):
         Raises:
             ConfigurationError: If an argument is invalid; the message names it and the remedy.
         """
-        refuse_unknown(kwargs, owner=VLLMService, base=OpenAILLMService)
+        require_known(kwargs, owner=VLLMService, base=OpenAILLMService)
         for old in _SETTINGS.keys() & kwargs.keys():
             raise ConfigurationError(
                 f"{old}: write settings=VLLMService.Settings({_SETTINGS[old]})"

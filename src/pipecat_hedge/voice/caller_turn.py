@@ -24,9 +24,10 @@ from pipecat.frames.frames import (
     VADUserStoppedSpeakingFrame,
 )
 
-REQUEST_SECS, RESPONSE_SECS = 1.0, 3.0
-"""Longest time from the end of a turn to the LLM call, or to the response where no context is
-pushed (speech-to-speech)."""
+REQUEST_SECS = 1.0
+"""Longest time from the end of a turn to the LLM call."""
+RESPONSE_SECS = 3.0
+"""Longest time to the response where no context is pushed (speech-to-speech)."""
 TRANSCRIBED_SECS = 5.0
 """A turn that starts later than this after an untranscribed sound is unrelated to the sound.
 Pipecat waits as long for a transcript."""

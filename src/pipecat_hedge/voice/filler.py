@@ -31,7 +31,7 @@ from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.llm_service import LLMService
 from pipecat.services.tts_service import TTSService
 
-from pipecat_hedge.policy.arguments import refuse_unknown, require
+from pipecat_hedge.policy.arguments import require, require_known
 from pipecat_hedge.providers.backends import Backend
 from pipecat_hedge.providers.survival import SurvivalCurve
 from pipecat_hedge.race.events import FillerCause
@@ -99,7 +99,7 @@ class FillerProcessor(FrameProcessor):
         Raises:
             ConfigurationError: If an argument is invalid; the message names it and the remedy.
         """
-        refuse_unknown(kwargs, owner=FillerProcessor, base=FrameProcessor)
+        require_known(kwargs, owner=FillerProcessor, base=FrameProcessor)
         require("stats", stats, ProviderStats, "write ProviderStats()")
         require("rng", rng, random.Random, "write random.Random(1)")
         super().__init__(**kwargs)

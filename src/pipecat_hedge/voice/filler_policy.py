@@ -8,7 +8,7 @@ A filler is due at the first time t >= ``after_secs`` at which
   thirty seconds raises it even where nine of ten answers are about to start.
 
 E[T - t | T > t] rises only at steps of the curve, so the first such time is ``after_secs``, a step,
-or one filler's length before a step. A wait of twice the longest usual one is treated as one of
+or one filler's length before a step. A wait of twice the longest typical one is treated as one of
 unknown length, and a filler is due.
 """
 
@@ -28,11 +28,14 @@ from pipecat_hedge.race.events import FillerCause
 
 MAX_ANSWERED_SHARE = 0.5
 """The share of answers that may start while the filler plays."""
-RARE_SHARE, HANG_FACTOR = 0.002, 2.0
-"""A wait beyond this multiple of the time that only this share of answers exceeds is of unknown
-length."""
-WORDS_PER_SEC, LEAST_SECS = 2.6, 0.4
-"""Speech rate of fillers (about 155 words per minute), and the shortest duration."""
+RARE_SHARE = 0.002
+"""The share of answers that exceeds the longest typical time."""
+HANG_FACTOR = 2.0
+"""A wait of this many times the longest typical time is of unknown length."""
+WORDS_PER_SEC = 2.6
+"""Speech rate of fillers: about 155 words per minute."""
+LEAST_SECS = 0.4
+"""The shortest duration of a filler."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.tts_service import TTSService
 from pipecat.transports.base_output import BaseOutputTransport
 
-from pipecat_hedge.policy.arguments import refuse_unknown
+from pipecat_hedge.policy.arguments import require_known
 from pipecat_hedge.race.reports import TurnReport
 from pipecat_hedge.service.hedged_service import HedgedLLMService
 from pipecat_hedge.service.line_log import LineLog
@@ -86,7 +86,7 @@ class TurnLatencyObserver(BaseObserver):
         Raises:
             ConfigurationError: If the file's folder does not exist, or an argument is unknown.
         """
-        refuse_unknown(kwargs, owner=TurnLatencyObserver, base=BaseObserver)
+        require_known(kwargs, owner=TurnLatencyObserver, base=BaseObserver)
         super().__init__(**kwargs)
         self._log = LineLog("log", log)
         self._pipecat_observer = _Breakdowns()

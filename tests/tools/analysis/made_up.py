@@ -29,7 +29,7 @@ def attempt(
     outcome: str = "won",
     **fields: Any,
 ) -> AttemptReport:
-    """A request; it ends half a second after its first token unless told otherwise."""
+    """A request; it ends half a second after its first token by default."""
     if ended is None:
         ended = launched + (ttft or 0.0) + 0.5
     fields.setdefault("sent_secs", launched)

@@ -146,7 +146,7 @@ def test_foreign_lines_of_a_log_are_skipped(tmp_path: Path) -> None:
         (".", None, "cannot be read: Is a directory"),
     ],
 )
-def test_a_file_without_latencies_is_refused(
+def test_a_file_without_latencies_is_an_error(
     tmp_path: Path, name: str, content: bytes | None, message: str
 ) -> None:
     if content is not None:

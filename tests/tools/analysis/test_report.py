@@ -87,7 +87,7 @@ def test_a_stretch_must_be_more_than_chance(bad: list[bool], found: list[tuple[i
     assert bad_stretches(bad) == found
 
 
-def test_callers_who_gave_up_waited_longer() -> None:
+def test_interrupted_turns_count_as_longer_waits() -> None:
     """Of 300 turns 100 are given up after 8 s in silence: the p95 is not that of the others."""
     gone = attempt(ttft=None, ended=8.0, outcome="interrupted")
     turns = [turn()] * 200 + [turn(gone, ttft=None, outcome="interrupted")] * 100

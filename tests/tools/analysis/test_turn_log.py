@@ -113,7 +113,7 @@ def test_turns_of_several_logs_are_in_the_order_of_time(tmp_path: Path) -> None:
     assert log.files == ("0.jsonl", "1.jsonl")
 
 
-def test_a_file_without_a_turn_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_a_turn_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "no.jsonl").write_text("17\n")
     with pytest.raises(ReadingError, match=r"no turn in .*1 line skipped; no.jsonl:1: not an obj"):
         read_logs([tmp_path / "no.jsonl"])

@@ -212,7 +212,7 @@ def test_not_to_hedge_has_its_reason(
 
 
 @pytest.mark.parametrize("kind", ["censored", "failed"])
-def test_a_file_without_one_answer_is_refused(kind: str) -> None:
+def test_a_file_without_one_answer_is_an_error(kind: str) -> None:
     """Of failures or interruptions alone nothing can be replayed."""
     with pytest.raises(HedgeError, match="no request of a was answered"):
         asked(measured("a", np.full(50, 0.3), **{kind: np.ones(50, np.bool_)}))

@@ -19,7 +19,7 @@ from pipecat_hedge.tools.bench.redis_process import has_redis
 pytestmark = pytest.mark.live
 
 BARE, RETRY, HEDGED = VARIANTS
-FLEET = Fleet(processes=2, sessions=5, think_secs=0.4, settle_secs=3.0, tail_secs=1.0)
+FLEET = Fleet(processes=2, sessions=5, think_secs=0.4, start_secs=3.0, tail_secs=1.0)
 ALONE = replace(FLEET, processes=1, sessions=10)
 """As many callers in one process, where the number of processes shows nothing."""
 DOWN = Drill(

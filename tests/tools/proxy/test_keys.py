@@ -67,7 +67,7 @@ def test_new_settings_keep_what_was_used() -> None:
     assert keys.client({}) is None
 
 
-def test_without_keys_nobody_is_asked() -> None:
+def test_without_keys_no_client_needs_one() -> None:
     assert Keys([]).client({}) is not None
 
 

@@ -1,4 +1,4 @@
-"""Settings: what is refused, and the field and remedy that the message names."""
+"""Settings: what is invalid, and the field and remedy that the message names."""
 
 from __future__ import annotations
 
@@ -59,12 +59,10 @@ def test_small_file_has_defaults(tmp_path: Path) -> None:
         (SMALL + KEY.replace("0" * 64, "secret"), "keys[0].sha256"),
     ],
 )
-def test_invalid_settings_are_refused_with_a_remedy(
-    tmp_path: Path, text: str, message: str
-) -> None:
-    with pytest.raises(ConfigurationError) as refused:
+def test_invalid_settings_name_their_remedy(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigurationError) as rejected:
         read(tmp_path, text)
-    assert message in str(refused.value)
+    assert message in str(rejected.value)
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:

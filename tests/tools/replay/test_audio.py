@@ -89,7 +89,9 @@ def test_manifest_gives_times_and_samples(manifest: Path) -> None:
         (TABLE, None, r"cannot be read .*make fixtures"),
     ],
 )
-def test_wrong_manifest_is_refused(manifest: Path, old: str, new: str | None, message: str) -> None:
+def test_wrong_manifest_is_an_error(
+    manifest: Path, old: str, new: str | None, message: str
+) -> None:
     if new is None:
         manifest.unlink()
     else:
@@ -169,7 +171,7 @@ def test_speech_without_a_manifest_is_located_by_level(tmp_path: Path) -> None:
     assert spoken.speech_ends == pytest.approx(0.8 * RATE, abs=60)
 
 
-def test_what_cannot_be_spoken_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_spoken_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "text.wav").write_text("no audio")
     soundfile.write(tmp_path / "quiet.wav", silence(0.5), RATE)
     odd = np.zeros((1600, 2), np.float32)

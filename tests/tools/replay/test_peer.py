@@ -22,8 +22,8 @@ NO_DESCRIPTION = "is not a session description for the offer"
 @pytest.mark.parametrize(
     ("status", "answer", "message"),
     [
-        (404, {}, "refused the offer with 404: is it a bot with a SmallWebRTC endpoint"),
-        (500, {"error": "no room"}, "refused the offer with 500.*no room"),
+        (404, {}, "rejected the offer with 404: is it a bot with a SmallWebRTC endpoint"),
+        (500, {"error": "no room"}, "rejected the offer with 500.*no room"),
         (200, ["no"], NO_SDP),
         (200, None, NO_SDP),
         (200, {"sdp": None, "type": "answer"}, NO_DESCRIPTION),

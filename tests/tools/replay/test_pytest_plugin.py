@@ -200,7 +200,7 @@ async def test_raises(caller):
     result.stdout.fnmatch_lines(["*BotFailed: the bot raised LookupError: no such voice"])
 
 
-def test_wrong_marker_is_refused_without_a_traceback(pytester: pytest.Pytester) -> None:
+def test_wrong_marker_is_an_error_without_a_traceback(pytester: pytest.Pytester) -> None:
     wrong = {
         "usefixtures()": "no voice bot is named: return a command*",
         "voice_bot(7860)": "a bot is an address such as *; got 7860",

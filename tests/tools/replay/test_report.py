@@ -210,7 +210,7 @@ def test_folder_holds_page_and_rows(tmp_path: Path) -> None:
     assert "About." in (folder / "report.html").read_text()
 
 
-def test_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match=r"report: .*file.* cannot be written to"):
         check_folder(tmp_path / "file")

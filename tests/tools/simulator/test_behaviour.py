@@ -16,7 +16,7 @@ from pipecat_hedge.tools.simulator.behaviour import KEYS, Plan, override, plan
 from pipecat_hedge.tools.simulator.script import Prompt, Turn
 from pipecat_hedge.tools.simulator.timeline import (
     FAULTS,
-    Refusal,
+    ErrorStatus,
     Reply,
     Scene,
     Signal,
@@ -188,7 +188,7 @@ def test_steps_are_in_order_and_end_once(
     played = list(itertools.islice(FAULTS[name].shape(scene), 200))
     times = [step.at_secs for step in played]
     assert times == sorted(times)
-    ends = [isinstance(s.act, Refusal | Signal) and s.act is not Signal.HEADERS for s in played]
+    ends = [isinstance(s.act, ErrorStatus | Signal) and s.act is not Signal.HEADERS for s in played]
     assert not any(ends[:-1])
     assert ends[-1] or (len(played) == 200 and times[-1] - times[2] > 0.19)
 

@@ -230,7 +230,7 @@ async def test_requests_wait_for_capacity(session: aiohttp.ClientSession) -> Non
     assert served.first_token_secs - 0.05 >= served.began_secs >= left_secs
 
 
-async def test_more_capacity_serves_those_who_wait(session: aiohttp.ClientSession) -> None:
+async def test_more_capacity_serves_waiting_requests(session: aiohttp.ClientSession) -> None:
     async with Simulator(capacity=1) as sim:
         _, waits = await asking(session, sim, "fixed?fault=hang", "fixed?ttft=0&tps=inf")
         address = f"{sim.url}/simulator/conditions"

@@ -1,4 +1,4 @@
-"""Reading feeds: what is refused, what adds up over several bots, polling and reconnecting."""
+"""Reading feeds: invalid answers, what adds up over several bots, polling and reconnecting."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_changed_turn_is_not_new() -> None:
     ],
     ids=lambda value: value if len(value) < 30 else "",
 )
-def test_a_bad_answer_is_refused_whole(body: str, where: str) -> None:
+def test_a_bad_answer_is_rejected_whole(body: str, where: str) -> None:
     (bot,) = fleet_of(answer()).bots
     with pytest.raises(FeedError, match=rf"no feed of turns \({where}: .*see docs/slo.md"):
         bot.take(body)

@@ -23,7 +23,10 @@ from pipecat_hedge.tools.analysis.turn_log import LoggedTurn
 
 SLOW = 1.5
 BY_CHANCE = 0.01
-MIN_BAD, MIN_REQUESTS = 5, 20
+MIN_BAD = 5
+"""The fewest bad requests of an incident."""
+MIN_REQUESTS = 20
+"""The fewest requests in which incidents are looked for."""
 NO_ANSWER_SECS = 60.0
 """The cost of a turn without an answer, for ranking."""
 

@@ -35,7 +35,7 @@ COLUMN = "latency"
 KNOWN_COLUMNS = ("ttft_ms", "ttft_secs", "ms", "secs")
 """Columns that are read unasked; the first of them that a file has."""
 MOST_MEDIAN_SECS = 30.0
-"""A median above this many seconds is refused if neither the name nor the user says the unit."""
+"""A median above this many seconds is invalid if neither the name nor the user says the unit."""
 FACTORS = {"s": 1.0, "secs": 1.0, "ms": 1e-3}
 
 

@@ -21,7 +21,7 @@ class Pair:
     """Two answers to one turn.
 
     Parameters:
-        names: Who gave them.
+        names: Their providers.
         answers: The answers.
         heard: Which of the answers the caller heard, 0 or 1.
         question: What was asked, if that is known.

@@ -145,7 +145,7 @@ def replay(
             )
             names = [*plan.order[:2], *[second] * policy.max_attempts][: policy.max_attempts]
             names = names if len(plan.order) > 1 else [first] * policy.max_attempts
-            candidates = [Slot(name, silent_secs(policy, plan.known[name])) for name in names]
+            candidates = [Slot(name, silent_secs(policy, plan.estimates[name])) for name in names]
         columns = _columns(candidates, first)
         fails = None if draws.fails is None else draws.fails[turn]
 

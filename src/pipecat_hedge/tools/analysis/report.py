@@ -20,16 +20,28 @@ from pipecat_hedge.tools.analysis.statistics import Bootstrap, Floats, Interval,
 from pipecat_hedge.tools.analysis.turn_log import Log, LoggedTurn, ReadingError
 from pipecat_hedge.tools.analysis.whatif import Answer, Question, what_if
 
-FEW, P99_TURNS = 100, 500
-"""Fewer turns get a caveat; from 500 turns on the p99 shows the effect of hedging."""
+FEW = 100
+"""Fewer turns get a caveat."""
+P99_TURNS = 500
+"""From this many turns on the p99 shows the effect of hedging."""
 BUDGETS = (0.05, 0.1, 0.25)
-REPLAYED, SAMPLED = 6_000, 20_000
-"""Turns that are replayed, and the most turns whose latencies are used."""
-AS_LOGGED, SAME_REQUESTS = "as logged", 0.02
+"""The budgets that are replayed."""
+REPLAYED = 6_000
+"""Turns that are replayed."""
+SAMPLED = 20_000
+"""The most turns whose latencies are used."""
+AS_LOGGED = "as logged"
+"""The name of the logged policy."""
+SAME_REQUESTS = 0.02
+"""Shares of extra requests within this are the same."""
 PERIODS = {60: 25, 300: 25, 600: 25, 3600: 7 * 24, 86_400: 60}
 """Lengths of a period in seconds, each with the most periods of that length."""
-COMPARED_TURNS, MIN_BEYOND, MIN_TURNS = 20_000, 5, 20
-"""The latest turns are compared; a percentile needs five turns beyond it, a share twenty turns."""
+COMPARED_TURNS = 20_000
+"""The latest turns, which are compared."""
+MIN_BEYOND = 5
+"""The fewest turns beyond a percentile."""
+MIN_TURNS = 20
+"""The fewest turns of a share."""
 RESAMPLES = 400
 Objective: TypeAlias = Literal["ttft", "ttfs", "voice_to_voice"]
 

@@ -22,8 +22,10 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 RESAMPLES = 200
-BLOCK, MIN_TURNS = 10, 20
-"""The least length of a block, and the least turns in which clusters are looked for."""
+BLOCK = 10
+"""The least length of a block."""
+MIN_TURNS = 20
+"""The fewest turns in which clusters are looked for."""
 SLOW_SHARE = 0.1
 """The share of turns that counts as slow in the search for clusters."""
 MIN_AT_RISK = 10

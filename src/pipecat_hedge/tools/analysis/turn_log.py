@@ -181,9 +181,9 @@ def parse_turn(record: Mapping[str, Any]) -> TurnReport:
     except ValidationError as e:
         first = e.errors(include_input=False, include_url=False)[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}") from None
-    _refuse_impossible(report, "")
+    _check_figures(report, "")
     for number, attempt in enumerate(report.attempts):
-        _refuse_impossible(attempt, f"attempts.{number}.")
+        _check_figures(attempt, f"attempts.{number}.")
     return report
 
 
@@ -285,7 +285,7 @@ _FIGURES = {
 }
 
 
-def _refuse_impossible(report: TurnReport | AttemptReport, prefix: str) -> None:
+def _check_figures(report: TurnReport | AttemptReport, prefix: str) -> None:
     for name in _FIGURES[type(report)]:
         value = getattr(report, name)
         if value is not None and not (0 <= value <= _MOST and math.isfinite(value)):

@@ -27,7 +27,12 @@ from pipecat_hedge.tools.analysis.statistics import (
 from pipecat_hedge.tools.analysis.turn_log import ReadingError
 
 BUDGETS = (0.01, 0.02, 0.05, 0.1, 0.25)
-MIN_TURNS, MAX_TURNS, MAX_REPEATS = 6_000, 100_000, 100
+MIN_TURNS = 6_000
+"""The fewest turns that are replayed."""
+MAX_TURNS = 100_000
+"""The most turns that are replayed."""
+MAX_REPEATS = 100
+"""How often a file is replayed at most to get ``MIN_TURNS``."""
 FEW = 100
 """A p99 needs at least this many turns."""
 LIGHT_TAIL = 4.0
@@ -82,7 +87,7 @@ class Question:
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        refused = [
+        checks = [
             (self.attempts < 2, f"attempts must be at least 2 to hedge, got {self.attempts}"),
             (
                 self.slo_secs is not None and self.deadline_secs is not None,
@@ -103,7 +108,7 @@ class Question:
                 f"attempts is {self.attempts}, but one of the other policies makes more: raise it",
             ),
         ]
-        for is_wrong, message in refused:
+        for is_wrong, message in checks:
             if is_wrong:
                 raise ConfigurationError(message)
 

@@ -72,7 +72,7 @@ class Keys:
     """All clients by their keys."""
 
     def __init__(self, settings: Sequence[KeySettings]):
-        """Prepare the clients; without any, nobody is asked for a key."""
+        """Prepare the clients; without any, no key is required."""
         self._clients = {bytes.fromhex(key.sha256): Client(key) for key in settings}
         self._anyone = None if settings else Client(NOBODY)
 

@@ -31,7 +31,7 @@ from pipecat_hedge.tools.proxy.proxied_turn import (
 from pipecat_hedge.tools.proxy.request import ProxiedRequest
 from pipecat_hedge.tools.proxy.response import Response
 from pipecat_hedge.tools.proxy.settings import ModelSettings
-from pipecat_hedge.tools.proxy.upstream import UpstreamRefused, connect
+from pipecat_hedge.tools.proxy.upstream import UpstreamError, connect
 from pipecat_hedge.tools.proxy.wires import WIRES
 
 
@@ -148,9 +148,9 @@ class ProxiedModel:
     def _learn(self, turn: ProxiedTurn) -> None:
         for name, error in turn.errors:
             logger.debug(f"{self.name}: {name}: {error.category}: {error.message}")
-            refused = error.exception
-            problem = "refuses its key: check key_env"
-            if isinstance(refused, UpstreamRefused) and 300 <= refused.status_code < 400:
+            cause = error.exception
+            problem = "rejects its key: check key_env"
+            if isinstance(cause, UpstreamError) and 300 <= cause.status_code < 400:
                 problem = "redirects to another address, which is not followed: check base_url"
             elif error.category != "authentication":
                 continue

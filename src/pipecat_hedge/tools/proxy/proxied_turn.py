@@ -34,7 +34,7 @@ from pipecat_hedge.service import (
 )
 from pipecat_hedge.tools.proxy.request import ProxiedRequest, read_request
 from pipecat_hedge.tools.proxy.response import Response
-from pipecat_hedge.tools.proxy.upstream import Reply, Upstream, UpstreamRefused
+from pipecat_hedge.tools.proxy.upstream import Reply, Upstream, UpstreamError
 from pipecat_hedge.tools.proxy.wires import MAX_READ_BYTES, AnswerReader, EventSplitter, Wire
 
 CHARS_PER_TOKEN = 4
@@ -42,7 +42,7 @@ WHOLE_ANSWER_SECS = 60.0
 """The silence after which another upstream gets a request that is not streamed."""
 WORK_SECS = 10.0
 """How long an upstream may work at an answer that is not streamed, of which nothing is seen, before
-another one's rejection of the request is the last word."""
+another one's rejection of the request ends the turn."""
 MAX_HELD_BYTES = 32 * 2**20
 """The most of an answer that is held before anything usable in it."""
 SKIPPED_BYTES = 4096
@@ -212,9 +212,9 @@ class ProxiedTurn:
                 await self._finish(attempt, answer, sink, instance)
             stats.completed = answer.is_whole = True
             instance.answers += 1
-        except UpstreamRefused as refused:
+        except UpstreamError as error:
             if self._response.has_begun and self._is_passed(attempt):
-                self._error = refused.body if isinstance(refused.body, dict) else None
+                self._error = error.body if isinstance(error.body, dict) else None
             raise
         finally:
             if stats.keeps_text and attempt.outcome == "superseded":
@@ -293,7 +293,7 @@ class ProxiedTurn:
             if found.error is not None:
                 if self._continues and not self._is_released(attempt):
                     answer.body += event
-                await self._refuse(found.error, attempt, answer, sink)
+                await self._raise_error(found.error, attempt, answer, sink)
             attempt.stats.usage = reader.usage or attempt.stats.usage
             if answer.rest is not None:  # only what is missing, in the form of what was cut
                 found.text = answer.rest.feed(found.text)
@@ -320,7 +320,7 @@ class ProxiedTurn:
         if self._continues:
             answer.texts.append(found.text)
 
-    async def _refuse(
+    async def _raise_error(
         self,
         error: Mapping[str, Any],
         attempt: ProviderAttempt,
@@ -334,7 +334,7 @@ class ProxiedTurn:
             await self._pass_on(attempt, answer, sink)
             status = answer.status  # the request is not repeated
         answer.is_whole = True
-        raise UpstreamRefused(status, answer.headers, error)
+        raise UpstreamError(status, answer.headers, error)
 
     async def _finish(
         self,
@@ -361,7 +361,7 @@ class ProxiedTurn:
             found = whole.read_whole(answer.seen)
             answer.has_tool, attempt.stats.usage = bool(whole.calls), whole.usage
             if found.error is not None:
-                await self._refuse(found.error, attempt, answer, sink)
+                await self._raise_error(found.error, attempt, answer, sink)
             self._take(found, attempt, answer)
         answer.has_end = answer.has_end or reader is None
         is_direct = self._is_direct(attempt, answer)
@@ -481,16 +481,16 @@ class ProxiedTurn:
         """Answer with an upstream's own response, if one was whole, or an error of the proxy's."""
         whole = [r for r in self._answers.values() if r.is_whole and r.status]
         if whole:
-            # The first's, as without a proxy; but an overload is not the last word of a refusal.
+            # The first's, as without a proxy; an overload only if there is no other error.
             reply = min(whole, key=lambda r: r.status in (429, 503, 529))
             sent = [a for a in self._race.attempts if a.sent_at is not None]
             has_repeated = len(sent) > self._upstreams
             # Both SDKs obey: or else each would repeat what has been repeated here.
             more = {"x-should-retry": "false"} if has_repeated else {}
-            await self._response.refuse(reply.status, bytes(reply.body), {**reply.headers, **more})
+            await self._response.reject(reply.status, bytes(reply.body), {**reply.headers, **more})
             return
         status = self._wire.overloaded if getattr(failure, "reason", "") else 502
-        await self._response.refuse(status, self._wire.refusal(status, str(failure)))
+        await self._response.reject(status, self._wire.error_body(status, str(failure)))
 
     # ---- the rest of an answer that was cut
 

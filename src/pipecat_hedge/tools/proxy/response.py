@@ -23,7 +23,7 @@ WRITE_SECS = 120.0
 SLICE_BYTES = 2**18
 """As much is written at once: to copy 20 MB would stop all other streams."""
 MAX_KEPT_BYTES = 32 * 2**20
-"""The most of a shared response that is kept. From then on nobody can join it, nor is it cached,
+"""The most of a shared response that is kept. A longer one cannot be joined, nor is it cached,
 and its upstream waits for its slowest client."""
 
 
@@ -104,7 +104,7 @@ class Response:
             if not read:
                 await self._changed.wait()
 
-    async def refuse(
+    async def reject(
         self, status: int, body: bytes, headers: Mapping[str, str] = JSON_HEADERS
     ) -> None:
         """End a response that has not begun, with an error."""

@@ -1,4 +1,4 @@
-"""The HTTP server: who asks, whether somebody asks the same already, and what is known."""
+"""The HTTP server: checks keys, joins equal requests, answers from the cache, runs the others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BODY_SECS = 30.0
 IDLE_SECS = 75.0
 """How long a connection may take to send its next request; longer than a load balancer's 60 s."""
 LINGER_SECS = 1.0
-"""How long a refused client may go on to send its request."""
+"""How long a rejected client may go on to send its request."""
 REACH_SECS = 2.0
 """How often upstreams are tried until one has been reached."""
 UNPACKED = {"", "identity", "gzip", "deflate", "br", "zstd"}
@@ -80,8 +80,8 @@ class ProxyServer:
         @web.middleware
         async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
             hosts = request.headers.getall("Host", []) if is_local else None
-            why = origins.refusal(request.headers.getall("Origin", []), hosts)
-            return await handler(request) if why is None else _refused(_wire_of(request), 403, why)
+            why = origins.why_forbidden(request.headers.getall("Origin", []), hosts)
+            return await handler(request) if why is None else _rejected(_wire_of(request), 403, why)
 
         app = web.Application(middlewares=[check])
         feed = LiveFeed("proxy")
@@ -128,7 +128,7 @@ class ProxyServer:
         await asyncio.to_thread(self._stats.save)
 
     def set_keys(self, keys: Sequence[KeySettings]) -> None:
-        """Take new keys. One that is gone is refused from now on; its running streams end."""
+        """Take new keys. A removed key is rejected from now on; its running streams end."""
         gone = self._keys.replace(keys)
         for task, client in list(self._running.items()):
             if client in gone:
@@ -154,9 +154,9 @@ class ProxyServer:
         async def handle(request: web.Request) -> web.StreamResponse:
             client = self._keys.client(request.headers)
             if client is None:
-                return _refused(wire, 401, "the key is missing or unknown")
+                return _rejected(wire, 401, "the key is missing or unknown")
             if client.streams >= client.settings.max_streams:
-                return _refused(wire, 429, "too many requests of this key are running")
+                return _rejected(wire, 429, "too many requests of this key are running")
             task = asyncio.current_task()
             assert task is not None
             client.streams += 1
@@ -179,24 +179,24 @@ class ProxyServer:
         most_mb = self._settings.max_body_mb
         encodings = request.headers.getall("Content-Encoding", ())
         if ",".join(encodings).lower() not in UNPACKED:
-            return _refused(wire, 415, "the request's Content-Encoding is not understood")
+            return _rejected(wire, 415, "the request's Content-Encoding is not understood")
         body = bytearray()
         try:
             async with asyncio.timeout(BODY_SECS):
                 async for chunk in request.content.iter_any():
                     body += chunk
                     if len(body) > most_mb * 2**20:
-                        return _refused(wire, 413, f"the request is larger than {most_mb:g} MB")
+                        return _rejected(wire, 413, f"the request is larger than {most_mb:g} MB")
             asked = await read_request(request.path_qs, request.headers, body)
         except TimeoutError:
-            return _refused(wire, 408, f"the request took longer than {BODY_SECS:g} s")
+            return _rejected(wire, 408, f"the request took longer than {BODY_SECS:g} s")
         except (ValueError, RecursionError, web.RequestPayloadError):
-            return _refused(wire, 400, "the request must be a JSON object with a model")
+            return _rejected(wire, 400, "the request must be a JSON object with a model")
         name = asked.model
         model = self._models.get(name) if isinstance(name, str) else None
         if model is None or model.wire is not wire or not client.may_use(model.name):
             known = [n for n, m in self._models.items() if m.wire is wire and client.may_use(n)]
-            return _refused(wire, 404, f"model {name!r} is not known here: {', '.join(known)}")
+            return _rejected(wire, 404, f"model {name!r} is not known here: {', '.join(known)}")
         response, added = await self._find(asked, request, model, client)
         reader = Reader(response, request, wire, added, is_stream=asked.is_stream)
         return await reader.relay()
@@ -249,8 +249,8 @@ class ProxyServer:
         Args:
             asked: The request.
             model: The model.
-            client: Who asks.
-            share_as: The key under which others may join; None for nobody.
+            client: The client.
+            share_as: The key under which others may join; None if none may.
             keep_as: The key of the answer in the cache; None does not keep it.
         """
         keeps = share_as is not None or keep_as is not None
@@ -285,7 +285,7 @@ class ProxyServer:
                 status, problem = 500, "the proxy failed"
             finally:
                 if not response.has_begun:
-                    await response.refuse(status, model.wire.refusal(status, problem))
+                    await response.reject(status, model.wire.error_body(status, problem))
                 response.end(is_whole=False)
                 forget()
 
@@ -317,7 +317,7 @@ class ProxyServer:
     async def _list_models(self, request: web.Request) -> web.Response:
         client, wire = self._keys.client(request.headers), _wire_of(request)
         if client is None:
-            return _refused(wire, 401, "the key is missing or unknown")
+            return _rejected(wire, 401, "the key is missing or unknown")
         listed = [
             {
                 "id": name,
@@ -334,12 +334,12 @@ class ProxyServer:
         if (name := request.match_info.get("model")) is not None:
             one = next((each for each in listed if each["id"] == name), None)
             missing = f"model {name!r} is not known here"
-            return web.json_response(one) if one else _refused(wire, 404, missing)
+            return web.json_response(one) if one else _rejected(wire, 404, missing)
         ends = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"]} if listed else {}
         return web.json_response({"object": "list", "data": listed, "has_more": False, **ends})
 
     async def _unknown(self, request: web.Request) -> web.Response:
-        return _refused(_wire_of(request), 404, f"{request.method} {request.path} is not proxied")
+        return _rejected(_wire_of(request), 404, f"{request.method} {request.path} is not proxied")
 
     async def _health(self, _: web.Request) -> web.Response:
         reached = {
@@ -389,8 +389,8 @@ def _values_of(request: web.Request, name: str) -> set[str]:
     return {value.strip() for value in lines.split(",")}
 
 
-def _refused(wire: Wire, status: int, message: str) -> web.Response:
-    """A refusal of the proxy's own, in the wire's form."""
+def _rejected(wire: Wire, status: int, message: str) -> web.Response:
+    """A rejection by the proxy itself, in the wire's form."""
     return web.json_response(wire.error(status, message), status=status)
 
 

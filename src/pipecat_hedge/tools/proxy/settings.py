@@ -176,7 +176,7 @@ class ProxySettings(_Settings):
     Parameters:
         listen: ``host:port``.
         models: The models by the names that clients ask for.
-        keys: The clients' keys; empty asks nobody for one, on loopback only.
+        keys: The clients' keys; empty requires none, on loopback only.
         cache: Where whole answers are kept.
         turn_log: A file to which a line per request is appended.
         drained_log: A file for the answers of losers, under a policy with ``losers="drain"``.

@@ -63,7 +63,7 @@ class Reply:
     tail: asyncio.Queue[bytes] | None = None
 
 
-class UpstreamRefused(Exception):
+class UpstreamError(Exception):
     """An error that an upstream has reported, by status or as an event.
 
     The attributes are those of the providers' SDKs, whose errors the race classifies.
@@ -121,7 +121,7 @@ class Upstream(ABC):
             stats: Gets the request's stages and responses.
 
         Raises:
-            UpstreamRefused: If the status is no success.
+            UpstreamError: If the status is no success.
             OSError: If the connection fails.
         """
 
@@ -186,7 +186,7 @@ class _Api(Upstream):
             stages.record_headers(response.headers)
             stats.record_response(used_up_secs(response.headers, time.time()))
             if 300 <= response.status < 400:  # would lead the client, and what it sends, elsewhere
-                raise UpstreamRefused(response.status, {}, None)
+                raise UpstreamError(response.status, {}, None)
             reply.status, reply.headers = response.status, _passed(response.headers)
             if not response.ok:
                 async for chunk in response.content.iter_any():
@@ -194,7 +194,7 @@ class _Api(Upstream):
                     if len(reply.body) > MAX_ERROR_BYTES:
                         break
                 reply.is_whole = True
-                raise UpstreamRefused(response.status, response.headers, parsed(reply.body))
+                raise UpstreamError(response.status, response.headers, parsed(reply.body))
             yield b""
             async for chunk in response.content.iter_any():
                 yield chunk
@@ -342,7 +342,7 @@ class _Cloud(Upstream):
             found = request.found
         except (ValueError, RecursionError):
             status, body = HTTPStatus.BAD_REQUEST, self._wire.error(400, "the body is no JSON")
-            raise self._refuse(reply, status, {}, body) from None
+            raise self._error(reply, status, {}, body) from None
         named = {name: found[name] for name in ("messages", "max_tokens") if name in found}
         arguments: dict[str, Any] = {
             **named,
@@ -374,15 +374,15 @@ class _Cloud(Upstream):
             headers = getattr(getattr(error, "response", None), "headers", {})
             if status == HTTPStatus.OK:  # it came as an event
                 status = self._wire.status_of(body)
-            raise self._refuse(reply, status, headers, body) from error
+            raise self._error(reply, status, headers, body) from error
 
-    def _refuse(
+    def _error(
         self, reply: Reply, status: int, headers: Mapping[str, str], body: Mapping[str, Any]
-    ) -> UpstreamRefused:
+    ) -> UpstreamError:
         reply.status, reply.is_whole = status, True
         reply.headers = {**_passed(headers), "content-type": "application/json"}
         reply.body = bytearray(json.dumps(body).encode())
-        return UpstreamRefused(status, headers, body)
+        return UpstreamError(status, headers, body)
 
     def _has_replied(self, reply: Reply, stats: AttemptStats, content_type: str) -> None:
         self.was_reached = True

@@ -49,7 +49,7 @@ class Wire(ABC):
     ping: ClassVar[bytes]
     """An event that only shows that the connection is alive."""
 
-    def refusal(self, status: int, message: str) -> bytes:
+    def error_body(self, status: int, message: str) -> bytes:
         """An error of the proxy's own, as bytes."""
         return json.dumps(self.error(status, message)).encode()
 

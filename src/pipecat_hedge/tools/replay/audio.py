@@ -30,8 +30,10 @@ FRAME = RATE // 50
 """Samples per packet: 20 ms."""
 CALLER_LEVEL = round(32768 * 10 ** (-36 / 20))
 BOT_LEVEL = 300
-CLICK, WITHIN = 3, RATE // 100
-"""At least this many loud samples within so many are speech, not a click."""
+CLICK = 3
+"""Fewer loud samples within ``WITHIN`` are a click, not speech."""
+WITHIN = RATE // 100
+"""Samples in 10 ms."""
 AUDIO_SUFFIXES = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff"}
 
 

@@ -38,8 +38,12 @@ SPEAKING_SECS = 60.0
 """The longest answer."""
 FILLER_SECS = 0.05
 """A sound at most this long before the answer is the answer's own beginning, not a filler."""
-LEAD_SECS, TRAIL_SECS, SHOWN_SECS = 0.2, 1.5, 30.0
-"""A picture's time before the caller's speech, after the bot's first sound, and at most."""
+LEAD_SECS = 0.2
+"""What a picture shows before the caller's speech."""
+TRAIL_SECS = 1.5
+"""What it shows after the bot's first sound."""
+SHOWN_SECS = 30.0
+"""What it shows at most."""
 POINTS_PER_SEC = 60
 
 

@@ -399,7 +399,7 @@ class Caller:
                 if response.status != 200:
                     body = " ".join((await response.text(errors="replace")).split())[:200]
                     raise CallError(
-                        f"{url} refused the offer with {response.status}: is it a bot with a "
+                        f"{url} rejected the offer with {response.status}: is it a bot with a "
                         "SmallWebRTC endpoint, and not busy with another caller?"
                         + (f" Its response: {body}" if body else "")
                     )

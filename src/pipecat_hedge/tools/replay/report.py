@@ -25,8 +25,16 @@ from pipecat_hedge.tools.replay.summary import summarise
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-WIDTH, LANE, GAP, AXIS, LEFT = 860, 56, 8, 22, 52
-"""Pixels of a picture: its width, a wave's height, the gap between waves, the axis, the labels."""
+WIDTH = 860
+"""A picture's width in pixels, as the next four."""
+LANE = 56
+"""The height of a wave."""
+GAP = 8
+"""The gap between waves."""
+AXIS = 22
+"""The height of the axis."""
+LEFT = 52
+"""The width of the labels."""
 QUIETEST_DB = -54.0
 """The level drawn as silence; levels are drawn in decibels."""
 

@@ -223,7 +223,7 @@ class Plan:
     Parameters:
         fault: The request's fault, if any.
         steps: The timed steps of the response; may be endless.
-        retry_after_secs: The ``retry-after`` header of a refusal; None sends none.
+        retry_after_secs: The ``retry-after`` header of an error status; None sends none.
     """
 
     fault: Fault | None

@@ -13,12 +13,12 @@ from aiohttp import web
 from pipecat_hedge.tools.simulator.behaviour import Plan
 from pipecat_hedge.tools.simulator.ledger import Ledger, LedgerEntry
 from pipecat_hedge.tools.simulator.timeline import (
+    ErrorStatus,
     Event,
     Finished,
     Garbage,
     InBandError,
     KeepAlive,
-    Refusal,
     Signal,
     Text,
     Thought,
@@ -57,7 +57,7 @@ class Exchange:
         """Record that the client disconnected: an abort, unless the answer was complete."""
         self._ledger.ended(self.entry, "completed" if self._is_whole else "aborted")
 
-    def refuse(
+    def reject(
         self, status: int, message: str | None = None, retry_after_secs: float | None = None
     ) -> web.Response:
         """Return an error status in the protocol's format."""
@@ -82,8 +82,8 @@ class Exchange:
             # Yield even in a burst: a client in the same process shares the loop.
             await asyncio.sleep(max(0.0, began + step.at_secs - self._loop.time()))
             match step.act:
-                case Refusal(status):
-                    return self.refuse(status, None, plan.retry_after_secs)
+                case ErrorStatus(status):
+                    return self.reject(status, None, plan.retry_after_secs)
                 case Signal.END:
                     assert self._response is not None
                     await self._response.write_eof()
@@ -98,7 +98,7 @@ class Exchange:
                     await self._write(wire.encode(event))
                     self._count(event)
                 case InBandError(status):  # not streamed: an error status instead
-                    return self.refuse(status or 500)
+                    return self.reject(status or 500)
                 case KeepAlive() | Thought():  # may be endless: not held in memory
                     pass
                 case event:

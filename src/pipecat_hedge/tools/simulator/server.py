@@ -242,9 +242,9 @@ class Simulator(ProviderUrls):
             if re.match(r"\?[a-z_]+=", text):
                 behaviour = override(behaviour, text[1:].strip())
         except (BehaviourError, PromptError) as error:
-            return exchange.refuse(error.status, str(error))
+            return exchange.reject(error.status, str(error))
         except (AttributeError, KeyError, TypeError) as error:
-            return exchange.refuse(400, f"the body does not have the shape of a request: {error}")
+            return exchange.reject(400, f"the body does not have the shape of a request: {error}")
         entry.stream, entry.prompt_tokens = prompt.stream, prompt.input_tokens
         number = self._requests[entry.model]
         self._requests[entry.model] += 1

@@ -86,7 +86,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ErrorStatus:
     """An error status instead of an answer."""
 
     status: int
@@ -125,7 +125,7 @@ class Step:
     """One action and its time, in seconds since serving began."""
 
     at_secs: float
-    act: Event | Signal | Refusal
+    act: Event | Signal | ErrorStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ def healthy(scene: Scene) -> Iterator[Step]:
 _REASONING = tokenize(" The caller asks about the restaurant, so I should think about it.")
 
 
-def _at_headers(*acts: Signal | Refusal) -> Shape:
+def _at_headers(*acts: Signal | ErrorStatus) -> Shape:
     return lambda scene: iter([Step(scene.headers_secs, act) for act in acts])
 
 
@@ -309,7 +309,7 @@ def _slow_headers(scene: Scene) -> Iterator[Step]:
 
 
 def _status(status: int, summary: str) -> Fault:
-    return Fault(str(status), _at_headers(Refusal(status)), summary)
+    return Fault(str(status), _at_headers(ErrorStatus(status)), summary)
 
 
 _stall = _at_token(Signal.SILENCE, mid_sentence=True)

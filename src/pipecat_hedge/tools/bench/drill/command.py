@@ -404,8 +404,8 @@ def _run_all(args: argparse.Namespace, drills: Sequence[tuple[Drill, list[Varian
     everything: list[Figures] = []
     for drill, variants in drills:
         think_secs = args.think * drill.think_factor
-        settle_secs = max(10.0 * args.pace, think_secs)  # until every caller has begun
-        fleet = Fleet(args.processes, args.sessions, think_secs, args.seed, settle_secs)
+        start_secs = max(10.0 * args.pace, think_secs)  # until every caller has begun
+        fleet = Fleet(args.processes, args.sessions, think_secs, args.seed, start_secs)
         found: list[Figures] = []
         for variant in variants:
             with progress_bar() as bar:

@@ -154,7 +154,7 @@ class Fleet:
         sessions: Callers per process.
         think_secs: The mean time between a caller's turns.
         seed: The same seed gives the same callers and the same latencies.
-        settle_secs: Calling time before the measurement begins.
+        start_secs: Calling time before the measurement begins.
         tail_secs: The longest time for turns to end after it; callers give up after 30 s.
     """
 
@@ -162,7 +162,7 @@ class Fleet:
     sessions: int = 40
     think_secs: float = 6.0
     seed: int = 1
-    settle_secs: float = 10.0
+    start_secs: float = 10.0
     tail_secs: float = 31.0
 
 
@@ -218,7 +218,7 @@ def run_drill(
     events = list(drill.events)
     with ExitStack() as stack:
         processes = _Processes(drill, variant, fleet, stack)
-        began_at = float(round(time.monotonic() + fleet.settle_secs))
+        began_at = float(round(time.monotonic() + fleet.start_secs))
         _sleep_until(began_at)
         ticks = _processor_ticks()
         for second in range(secs):

@@ -19,7 +19,7 @@ from tests.no_harm.virtual import (
     now,
     opened,
     provided,
-    refuses,
+    rejects,
     rests,
     well,
 )
@@ -57,7 +57,7 @@ async def test_provider_that_rejects_for_load_is_asked_if_no_other_is_left() -> 
     """A bare service would ask it, too."""
     llm = hedged(down(), well("b"))
     async with Line(llm) as line:
-        refuses("b")
+        rejects("b")
         assert await asked(line) == ("From b.", 0.3)
         began = now()
         assert await llm.run_inference(said()) == "In short."
@@ -71,7 +71,7 @@ async def test_rejecting_provider_comes_after_one_that_may_answer(
     async with Line(hedged(well("a"), well("b"))) as line:
         opened("b")
         await asyncio.sleep(later_secs)
-        refuses("a")
+        rejects("a")
         assert await asked(line) == ("From b.", 0.2)
 
 
@@ -81,10 +81,10 @@ async def test_replacement_and_inference_avoid_a_rejecting_provider(
 ) -> None:
     """Also while the event loop is behind, which stops hedges only."""
     if is_behind:
-        monkeypatch.setattr(LoopWatch, "refusal", lambda self: "the event loop is 9.00 s behind")
+        monkeypatch.setattr(LoopWatch, "why_behind", lambda self: "the event loop is 9.00 s behind")
     llm = hedged(down(), well("b"), well("c"))
     async with Line(llm) as line:
-        refuses("b")
+        rejects("b")
         if not is_behind:
             opened("c")
         assert await asked(line) == ("From c.", 0.3)
