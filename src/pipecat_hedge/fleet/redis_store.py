@@ -165,6 +165,21 @@ class RedisStore:
             },
         )
 
+    async def known(self) -> dict[str, dict[str, int]]:
+        """All counts of the region, over its hours, by the key of the statistics."""
+        found: dict[str, Counter[str]] = {}
+        root = f"{self._root}:latency:"
+
+        async def names(client: Any) -> list[bytes]:
+            return [name async for name in client.scan_iter(f"{root}*", count=1000)]
+
+        for name in await self._run(names):
+            key, _, hour = name.decode("utf-8", "replace").removeprefix(root).rpartition(":")
+            if hour.isdigit():
+                sums = await self.read(Request((int(hour),), (key,), (), (), ()))
+                found.setdefault(key, Counter()).update(sums.latencies[key, int(hour)])
+        return {key: dict(sums) for key, sums in found.items()}
+
     async def report_down(self, provider: str, process: str, reason: str, secs: float) -> None:
         """See ``SharedStore``."""
         suspect, down = self._key("suspect", provider), self._key("down", provider)

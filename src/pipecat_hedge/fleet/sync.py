@@ -237,9 +237,9 @@ class FleetSync:
             budgets = list(self._accounts.delta())
         new, self._wanted = list(self._wanted)[:MOST_PROVIDERS], {}
         try:
-            news = await self._ask((hour, hour - 1), [*known, *new], window, budgets, providers)
+            news = await self._ask((hour,), [*known, *new], window, budgets, providers)
             self._take(news)
-            read = 2
+            read = 1
             for hours in HOURS:
                 if new and sum(map(self._seen, new)) < ENOUGH:
                     self._take(await self._ask(range(hour - read, hour - hours, -1), new))

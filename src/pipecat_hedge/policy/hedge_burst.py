@@ -18,7 +18,7 @@ MOST = 2.0
 SLACK = 2.0
 """Tokens per turn, in units of the budget. At 1 the bucket is half empty in calm times and delays
 hedges; above 2 the bursts of eight processes exceed chance (``tests/support/crowd.py``)."""
-REFILL_SECS = 12.0
+REFILL_SECS = 8.0
 """A process gains one token in this time, for those with few turns."""
 ONE_TOKEN = 1.0 - 1e-9
 """One token, less the rounding of floating-point sums."""

@@ -23,7 +23,7 @@ from pipecat_hedge.providers.loop_lag import LoopWatch
 from pipecat_hedge.providers.priors import prior_for
 from pipecat_hedge.providers.registry import ProviderRegistry
 from pipecat_hedge.providers.shared_store import SharedStore
-from pipecat_hedge.providers.stats_store import StatsStore
+from pipecat_hedge.providers.stats_store import Snapshot, StatsStore
 from pipecat_hedge.service import composition
 from pipecat_hedge.service.events import EventHub
 
@@ -79,7 +79,10 @@ class ProviderStats(ProviderRegistry):
             self.fleet = composition.join_fleet(shared, self)
             works["shares statistics"] = self.fleet.run
         self._background = LoopWork(works)
-        self._load()
+        if isinstance(store, Snapshot):  # no turn waits for the network
+            threading.Thread(target=self._load, name="reads statistics", daemon=True).start()
+        else:
+            self._load()
         with _introducing:
             _registries.add(self)
             for follower in _followers:
@@ -185,7 +188,11 @@ class ProviderStats(ProviderRegistry):
             if version == VERSION:
                 for key, saved in found["providers"].items():
                     ProviderLatency(prior_for(key)).restore(saved)  # raises on invalid data
-                self._saved = dict(list(found["providers"].items())[-MOST_PROVIDERS:])
+                with self.lock:
+                    self._saved = dict(list(found["providers"].items())[-MOST_PROVIDERS:])
+                    for key, latency in self.latencies().items():
+                        if key in self._saved and not latency.seen:
+                            latency.restore(self._saved[key])
                 return
             why = f"of version {version}, which this release does not know"
         except Exception:  # invalid data must not prevent a service from starting
