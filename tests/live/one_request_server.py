@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Literal, TypeAlias
 
-from tests.live.faulty_upstream import events
+from tests.live.wire_streams import events
 
 Ending: TypeAlias = Literal["reset", "no_byte"]
 ANSWER = "Good evening."

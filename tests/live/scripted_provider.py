@@ -8,32 +8,28 @@ import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
+from urllib.parse import quote
 
 import pytest
-from aiohttp import web
 from pipecat.frames.frames import InterruptionFrame, LLMTextFrame
 from pipecat.services.llm_service import LLMService
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, ProviderStats, TurnReport
-from tests.live.faulty_upstream import events
+from pipecat_hedge.tools.simulator import Simulator
 from tests.support.line import Line
 from tests.support.simulated import close, simulated
 
-ANSWER = ("We are ", "open till nine.", " The kitchen ", "closes at eight.", " Do come by.")
-ERRORS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    422: "invalid_request_error",
-    500: "api_error",
-    503: "api_error",
-    529: "overloaded_error",
-}
+ANSWER = "We are open till nine. The kitchen closes at eight. Do come by."
 End: TypeAlias = Literal["whole", "hangs", "keeps alive", "resets", "breaks", "stalls"]
+FAULTS: dict[End, str] = {
+    "hangs": "hang",
+    "keeps alive": "keepalives,delay=0.2",
+    "resets": "reset",
+    "breaks": "cut",
+    "stalls": "stall",
+}
 
 
 @dataclass(frozen=True)
@@ -43,11 +39,11 @@ class Reply:
     Parameters:
         end: ``whole`` answers; ``hangs`` never responds; ``keeps alive`` sends headers and comments
             only; ``resets`` closes the connection at once; ``breaks`` (closes) and ``stalls`` do so
-            after the first words of the answer.
+            in the second sentence of the answer.
         first_secs: The time to the first token of the answer.
         thinks: Whether reasoning is sent until then.
         status: The status of an error; None is none.
-        retry_after: The value of the error's header.
+        retry_after: The seconds in the error's header.
     """
 
     end: End = "whole"
@@ -55,6 +51,20 @@ class Reply:
     thinks: bool = False
     status: int | None = None
     retry_after: str | None = None
+
+    @property
+    def behaviour(self) -> str:
+        """The simulator's name of it."""
+        keys = {"headers": 0, "ttft": self.first_secs, "tps": 200, "answer": quote(ANSWER)}
+        if self.thinks:
+            keys |= {"ttft": 0, "tps": 20, "fault": f"reasoning,delay={self.first_secs}"}
+        elif self.status is not None:
+            keys |= {"ttft": 0, "fault": self.status}
+        elif self.end != "whole":
+            keys["fault"] = FAULTS[self.end]
+        if self.retry_after is not None:
+            keys["retry_after"] = self.retry_after
+        return "fixed@" + ",".join(f"{key}={value}" for key, value in keys.items())
 
 
 HANGS, RESETS = Reply("hangs"), Reply("resets")
@@ -69,148 +79,47 @@ class Request:
     body: dict[str, Any]
 
 
-@dataclass
-class ScriptedProvider:
+class ScriptedProvider(Simulator):
     """A provider on a port of its own.
 
     Attributes:
         name: Its name in the race.
         wire: ``openai`` or ``anthropic``.
-        once: The replies to the next requests, in order.
-        reply: The reply to every other request, or a function of the request's body.
+        reply: The reply to every request, or a function of the request's body.
+        once: The replies to the next requests, in order, before that.
         requests: What came so far.
-        service: A new Pipecat service of it.
     """
 
-    name: str
-    wire: str
-    reply: Reply | Callable[[dict[str, Any]], Reply] = field(default_factory=Reply)
-    once: list[Reply] = field(default_factory=list[Reply])
-    requests: list[Request] = field(default_factory=list[Request])
-    url: str = ""
-    _runner: web.AppRunner | None = None
+    def __init__(
+        self,
+        name: str,
+        wire: str,
+        reply: Reply | Callable[[dict[str, Any]], Reply] | None = None,
+        once: Sequence[Reply] = (),
+    ):
+        super().__init__(seed=1)
+        self.name, self.wire, self.reply, self.once = name, wire, reply or Reply(), [*once]
+        self.requests: list[Request] = []
+
+    def behaviour_of(self, body: dict[str, Any]) -> str:
+        turns = re.findall(r"Question (\d+)", json.dumps(body))
+        now = asyncio.get_running_loop().time()
+        self.requests.append(Request(now, int(turns[-1]) if turns else 0, body))
+        if self.once:
+            return self.once.pop(0).behaviour
+        return (self.reply if isinstance(self.reply, Reply) else self.reply(body)).behaviour
 
     def service(self) -> LLMService[Any]:
         """A new Pipecat service that asks this provider."""
-        return simulated(self.wire, None, "m", url=self.url)
+        return simulated(self.wire, self, "m")
 
     def asked(self, turn: int) -> int:
         """The number of requests of a turn."""
         return sum(request.turn == turn for request in self.requests)
 
-    async def start(self) -> None:
-        """Listen."""
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._answer)
-        self._runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True
-        )
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0, backlog=256).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-
     async def shut(self) -> None:
-        """Close every connection, and accept no more from now on."""
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
-
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        if request.method == "GET":
-            return web.json_response({"object": "list", "data": [], "has_more": False})
-        raw = await request.text()
-        turns = re.findall(r"Question (\d+)", raw)
-        body = json.loads(raw)
-        now = asyncio.get_running_loop().time()
-        self.requests.append(Request(now, int(turns[-1]) if turns else 0, body))
-        if self.once:
-            reply = self.once.pop(0)
-        else:
-            reply = self.reply if isinstance(self.reply, Reply) else self.reply(body)
-        try:
-            return await self._reply(request, reply, is_stream=bool(body.get("stream")))
-        except ConnectionError:
-            return web.Response()
-
-    async def _reply(
-        self, request: web.Request, reply: Reply, *, is_stream: bool
-    ) -> web.StreamResponse:
-        assert request.transport is not None
-        if reply.status is not None:
-            headers = {} if reply.retry_after is None else {"retry-after": reply.retry_after}
-            error = {"type": ERRORS[reply.status], "message": "not this one"}
-            found = {"type": "error", "error": error}
-            return web.json_response(found, status=reply.status, headers=headers)
-        if reply.end == "hangs":
-            await asyncio.Event().wait()
-        if reply.end == "resets":
-            request.transport.abort()
-            return web.Response()
-        if not is_stream:
-            await asyncio.sleep(reply.first_secs)
-            return web.json_response(self._whole("".join(ANSWER)))
-        out = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await out.prepare(request)
-        if reply.end == "keeps alive":
-            while True:
-                await out.write(b": well\n\n")
-                await asyncio.sleep(0.2)
-        stream = events(self.wire, ANSWER)
-        head = 3 if self.wire == "anthropic" else 1
-        if reply.thinks:
-            stream = await self._think(out, stream, reply.first_secs)
-            head = 0
-        else:
-            for part in stream[:head]:
-                await out.write(part)
-            await asyncio.sleep(reply.first_secs)
-        end = None if reply.end == "whole" else head + 3
-        for part in stream[head:end]:
-            await out.write(part)
-            await asyncio.sleep(0.005)
-        if reply.end == "breaks":
-            await asyncio.sleep(0.05)  # what was sent has been read
-            request.transport.abort()
-        elif reply.end == "stalls":
-            await asyncio.Event().wait()
-        await out.write_eof()
-        return out
-
-    async def _think(
-        self, out: web.StreamResponse, stream: list[bytes], secs: float
-    ) -> list[bytes]:
-        """Send reasoning for some seconds; returns the rest of the stream."""
-        if self.wire == "openai":
-            delta = events("openai", ("hm ",))[1].replace(b'"content"', b'"reasoning_content"')
-            await out.write(stream[0])
-            rest = stream[1:]
-        else:
-            block = {"type": "thinking", "thinking": "", "signature": ""}
-            start = {"type": "content_block_start", "index": 0, "content_block": block}
-            step = {"type": "thinking_delta", "thinking": "hm "}
-            delta = _event({"type": "content_block_delta", "index": 0, "delta": step})
-            await out.write(stream[0] + _event(start))
-            stop = _event({"type": "content_block_stop", "index": 0})
-            rest = [part.replace(b'"index": 0', b'"index": 1') for part in stream[1:]]
-            rest.insert(0, stop)
-        until = asyncio.get_running_loop().time() + secs
-        while asyncio.get_running_loop().time() < until:
-            await out.write(delta)
-            await asyncio.sleep(0.1)
-        return rest
-
-    def _whole(self, text: str) -> dict[str, Any]:
-        if self.wire == "openai":
-            message = {"role": "assistant", "content": text}
-            return {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
-        content = [{"type": "text", "text": text}]
-        usage = {"input_tokens": 9, "output_tokens": 9}
-        found = {"id": "m1", "type": "message", "role": "assistant", "model": "m"}
-        return {**found, "content": content, "stop_reason": "end_turn", "usage": usage}
-
-
-def _event(found: dict[str, Any]) -> bytes:
-    return f"event: {found['type']}\ndata: {json.dumps(found)}\n\n".encode()
+        """Close every connection, and refuse new ones from now on."""
+        await self.__aexit__()
 
 
 @asynccontextmanager
@@ -218,8 +127,7 @@ async def scripted_providers(*providers: ScriptedProvider) -> AsyncIterator[None
     """Have providers listen."""
     async with AsyncExitStack() as stack:
         for provider in providers:
-            await provider.start()
-            stack.push_async_callback(provider.shut)
+            await stack.enter_async_context(provider)
         yield
 
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
-from pipecat_hedge.service import ProviderStats
-from pipecat_hedge.tools.proxy import ProxyServer, ProxySettings
-
-PATHS = {"anthropic": "/v1/messages", "openai": "/v1/chat/completions"}
 SSE = "text/event-stream; charset=utf-8"
 
 
@@ -89,43 +85,3 @@ def replying(*chunks: bytes, status: int = 200, **headers: str) -> Script:
         return out
 
     return script
-
-
-@asynccontextmanager
-async def proxied(*urls: str, **options: Any) -> AsyncIterator[str]:
-    """A proxy with a model for each wire, named as the wire, and an upstream for each address.
-
-    Args:
-        urls: The upstreams' addresses.
-        options: Further settings; those under ``model`` are the models'.
-
-    Yields:
-        Its address.
-    """
-    of_model = {"policy": "fallback(probes=False)", **options.pop("model", {})}
-    models = {
-        wire: {
-            "wire": wire,
-            "upstreams": [
-                {
-                    "name": f"{wire} {number}",
-                    "base_url": url + ("" if wire == "anthropic" else "/v1"),
-                    "model": "m",
-                    **options.get("upstream", {}),
-                }
-                for number, url in enumerate(urls)
-            ],
-            **of_model,
-        }
-        for wire in PATHS
-    }
-    options.pop("upstream", None)
-    settings = ProxySettings.model_validate({"listen": "127.0.0.1:0", "models": models, **options})
-    async with ProxyServer(settings, ProviderStats()) as server:
-        yield f"http://127.0.0.1:{server.port}"
-
-
-def asking(wire: str, *, stream: bool, **more: Any) -> dict[str, Any]:
-    """The body of a request."""
-    messages = [{"role": "user", "content": "Are you open?"}]
-    return {"model": wire, "messages": messages, "stream": stream, "max_tokens": 99, **more}

@@ -14,7 +14,8 @@ from aiohttp import web
 
 from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.tools.proxy import ProxyServer, ProxySettings
-from tests.live.scripted_upstream import PATHS, asking, proxied, scripted
+from tests.live.proxied import PATHS, asking, proxied
+from tests.live.scripted_upstream import scripted
 from tests.live.test_proxy_passing import SENTENCES, answering
 
 pytestmark = pytest.mark.live

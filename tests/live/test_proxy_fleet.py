@@ -15,12 +15,16 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.live.faulty_upstream import PATHS, FaultyUpstream, events, faulty_upstream
+from pipecat_hedge.tools.simulator import Simulator
+from tests.live.proxied import PATHS
+from tests.live.scripted_upstream import replying, scripted
+from tests.live.wire_streams import events
 from tests.support.redis_server import RedisServer, needs_redis
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(180)]
 
 START_SECS = 30.0
+SLOW = "fixed@ttft=0.1,tps=10"
 
 
 def free_port() -> int:
@@ -31,7 +35,7 @@ def free_port() -> int:
 class Instance:
     """A proxy in a process of its own."""
 
-    def __init__(self, upstream: FaultyUpstream, folder: Path, more: str = "", stats: str = "off"):
+    def __init__(self, upstream: str, folder: Path, more: str = "", stats: str = "off"):
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._env = {**os.environ, "PIPECAT_HEDGE_STATS": stats}
@@ -39,7 +43,7 @@ class Instance:
         self._path.write_text(
             f'listen = "127.0.0.1:{self.port}"\nleave_secs = 0.5\n{more}\n'
             '[models.m]\nwire = "anthropic"\npolicy = "fallback(probes=False)"\ncache_secs = 60\n'
-            f'upstreams = [{{ name = "a", base_url = "{upstream.url}", model = "slow" }}]\n'
+            f'upstreams = [{{ name = "a", base_url = "{upstream}", model = "{SLOW}" }}]\n'
         )
         self._process: asyncio.subprocess.Process | None = None
 
@@ -140,8 +144,8 @@ async def running(*instances: Instance) -> AsyncIterator[None]:
 
 
 async def test_a_rolling_restart_behind_a_load_balancer_drops_no_stream(tmp_path: Path) -> None:
-    async with faulty_upstream() as upstream:
-        instances = [Instance(upstream, tmp_path), Instance(upstream, tmp_path)]
+    async with Simulator(seed=1) as sim:
+        instances = [Instance(sim.url, tmp_path), Instance(sim.url, tmp_path)]
         answers: list[tuple[int, bytes, str | None]] = []
         is_over = False
 
@@ -154,30 +158,30 @@ async def test_a_rolling_restart_behind_a_load_balancer_drops_no_stream(tmp_path
         async with running(*instances), load_balancer(instances) as url:
             asking = [asyncio.ensure_future(client(url, number)) for number in range(30)]
             for instance in instances:
-                await until(lambda: len(upstream.running) > 10, 10.0)
+                await until(lambda: len(sim.ledger.open) > 10, 10.0)
                 assert await instance.stop() == 0
                 await instance.start()
             is_over = True
             await asyncio.gather(*asking)
         assert len(answers) > 60
-        assert {(status, body) for status, body, _ in answers} == {
-            (200, b"".join(events("anthropic")))
-        }
+        assert {status for status, _, _ in answers} == {200}
+        assert {b"message_stop" in body for _, body, _ in answers} == {True}
+        assert {each.outcome for each in sim.ledger.requests} == {"completed"}
 
 
 @needs_redis
 async def test_proxies_with_one_redis_learn_together_and_share_answers(tmp_path: Path) -> None:
     with RedisServer() as redis:
         cache = f'[cache]\nredis_url = "{redis.url}"'
-        async with faulty_upstream() as upstream:
-            one, other = (Instance(upstream, tmp_path, cache, redis.url) for _ in range(2))
+        async with scripted(replying(*events("anthropic"))) as upstream:
+            one, other = (Instance(upstream.url, tmp_path, cache, redis.url) for _ in range(2))
             async with running(one, other):
                 first = await ask(one.url)
                 await until(lambda: redis.names("pipecat-hedge:answers:*"), 10.0)
                 second = await ask(other.url)
                 assert first[:2] == second[:2] == (200, b"".join(events("anthropic")))
                 assert (first[2], second[2]) == ("miss", "hit")
-                assert len(upstream.seen) == 1
+                assert len(upstream.asked) == 1
                 for instance in (one, other):
                     await asyncio.gather(
                         *(ask(instance.url, f"{instance.port} {n}") for n in range(5))

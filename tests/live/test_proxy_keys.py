@@ -8,62 +8,49 @@ import logging
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import openai
 import pytest
+from aiohttp import web
 from loguru import logger
 
-from pipecat_hedge.service import ProviderStats
-from pipecat_hedge.tools.proxy import ProxyServer, ProxySettings
 from pipecat_hedge.tools.proxy.keys import new_key
-from tests.live.faulty_upstream import PATHS, FaultyUpstream, events, faulty_upstream
+from pipecat_hedge.tools.proxy.settings import KeySettings
+from pipecat_hedge.tools.simulator import Simulator
+from tests.live.proxied import PATHS, client_of, proxied, proxy, url_of
+from tests.live.scripted_upstream import Script, Scripted, replying, scripted
+from tests.live.wire_streams import WORDS, events
 
 pytestmark = pytest.mark.live
 
 WIRES = pytest.mark.parametrize("wire", ["anthropic", "openai"])
 SECRET = "my-card-is-4929"
+ANSWER = "We are open till nine."
+SLOW = "fixed@ttft=0.1,tps=10,answer=" + ANSWER.replace(" ", "%20")
+THEIRS = {"key_env": "THEIR_KEY"}
 
 
-def keys_of(*names: str) -> tuple[dict[str, str], list[dict[str, str]]]:
+def keys_of(*names: str, **options: Any) -> tuple[dict[str, str], list[dict[str, Any]]]:
     """Keys by name, and their settings."""
     made = {name: new_key(name).split("\n\n") for name in names}
-    settings = [{"name": name, "sha256": lines.split('"')[3]} for name, (_, lines) in made.items()]
+    settings = [
+        {"name": name, "sha256": lines.split('"')[3], **options.get(name, {})}
+        for name, (_, lines) in made.items()
+    ]
     return {name: key for name, (key, _) in made.items()}, settings
 
 
-def models(upstream: FaultyUpstream, asked: str = "well", **model: Any) -> dict[str, Any]:
-    return {
-        wire: {
-            "wire": wire,
-            "policy": "fallback(probes=False)",
-            "upstreams": [
-                {
-                    "name": "a",
-                    "base_url": upstream.url + ("" if wire == "anthropic" else "/v1"),
-                    "model": asked,
-                    "key_env": "THEIR_KEY",
-                }
-            ],
-            **model,
-        }
-        for wire in PATHS
-    }
-
-
-@asynccontextmanager
-async def proxied(**settings: Any) -> AsyncIterator[tuple[ProxyServer, str]]:
-    found = ProxySettings.model_validate({"listen": "127.0.0.1:0", **settings})
-    async with ProxyServer(found, ProviderStats()) as server:
-        yield server, f"http://127.0.0.1:{server.port}"
+def well(request: web.Request) -> Any:
+    wire = "anthropic" if request.path.endswith("messages") else "openai"
+    return replying(*events(wire))(request)
 
 
 @pytest.fixture
-async def upstream(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FaultyUpstream]:
-    monkeypatch.setenv("THEIR_KEY", "sk-theirs")
-    async with faulty_upstream() as upstream:
+async def upstream() -> AsyncIterator[Scripted]:
+    async with scripted(well) as upstream:
         yield upstream
 
 
@@ -81,45 +68,55 @@ async def ask(url: str, wire: str, key: str | None, **more: Any) -> tuple[int, d
 
 
 @WIRES
-async def test_wrong_and_missing_keys_are_rejected_in_the_wire_s_form(
-    upstream: FaultyUpstream, wire: str
-) -> None:
-    keys, settings = keys_of("bot")
-    async with proxied(models=models(upstream), keys=settings) as (_, url):
+async def test_keys_decide_who_may_ask_for_what(upstream: Scripted, wire: str) -> None:
+    other = "openai" if wire == "anthropic" else "anthropic"
+    keys, settings = keys_of("bot", "one", one={"models": [other]})
+    async with proxied(upstream.url, keys=settings) as url:
         for key in (None, "", "wrong", keys["bot"][:-1], keys["bot"] + "x", settings[0]["sha256"]):
             status, found = await ask(url, wire, key)
             assert status == 401
             error = json.loads(found["body"])["error"]
             assert error["type"] == "authentication_error" if wire == "anthropic" else error["code"]
-        status, found = await ask(url, wire, keys["bot"])
-        assert (status, found["body"]) == (200, b"".join(events(wire)))
-    assert len(upstream.seen) == 1
+        assert (await ask(url, wire, keys["one"]))[0] == 404
+        for key, each in ((keys["bot"], wire), (keys["one"], other)):
+            status, found = await ask(url, each, key)
+            assert (status, found["body"]) == (200, b"".join(events(each)))
+    assert len(upstream.asked) == 2
+
+
+async def test_a_client_has_a_limit_of_streams(sim: Simulator) -> None:
+    keys, settings = keys_of("bot", bot={"max_streams": 1})
+    async with (
+        proxied((sim.url, SLOW), keys=settings) as url,
+        client_of("openai", url, keys["bot"]) as client,
+    ):
+        first = asyncio.ensure_future(client.stream())
+        await sim.ledger.wait_until(lambda it: bool(it.requests), 5.0)
+        with pytest.raises(openai.RateLimitError):
+            await client.stream()
+        assert await first == ANSWER
 
 
 @WIRES
-async def test_a_revoked_key_is_rejected_and_its_streams_end(
-    upstream: FaultyUpstream, wire: str
-) -> None:
+async def test_a_revoked_key_is_refused_and_its_streams_end(sim: Simulator, wire: str) -> None:
     keys, settings = keys_of("bot", "other")
-    async with proxied(models=models(upstream, "slow"), keys=settings) as (server, url):
-        running = [asyncio.ensure_future(ask(url, wire, keys[name])) for name in keys]
-        while len(upstream.seen) < 2:
-            await asyncio.sleep(0.01)
-        server.set_keys(
-            ProxySettings.model_validate({"models": models(upstream), "keys": settings[1:]}).keys
-        )
+    async with proxy((sim.url, SLOW), keys=settings) as server:
+        url = url_of(server)
+        running = [asyncio.ensure_future(ask(url, wire, key)) for key in keys.values()]
+        await sim.ledger.wait_until(lambda it: len(it.requests) == 2, 5.0)
+        server.set_keys([KeySettings.model_validate(settings[1])])
         with pytest.raises(aiohttp.ClientError):
             await running[0]
-        while len(upstream.running) > 1:
-            await asyncio.sleep(0.01)
+        await sim.ledger.wait_until(lambda it: len(it.open) == 1, 5.0)
         assert (await ask(url, wire, keys["bot"]))[0] == 401
-        assert (await running[1])[1]["body"] == b"".join(events(wire))
-        server.set_keys(())  # the last one is gone: that does not open the proxy
+        assert (await running[1])[0] == 200
+        assert {each.outcome for each in sim.ledger.requests} == {"aborted", "completed"}
+        server.set_keys(())  # the last one is gone: that opens the proxy to nobody
         for key in (*keys.values(), None):
             assert (await ask(url, wire, key))[0] == 401
 
 
-async def test_sighup_reads_the_keys_again(upstream: FaultyUpstream, tmp_path: Path) -> None:
+async def test_sighup_reads_the_keys_again(upstream: Scripted, tmp_path: Path) -> None:
     keys, settings = keys_of("bot", "other")
     path = tmp_path / "hedge.toml"
 
@@ -161,16 +158,15 @@ async def test_sighup_reads_the_keys_again(upstream: FaultyUpstream, tmp_path: P
 @WIRES
 @pytest.mark.parametrize("option", [{"coalesce": True}, {"cache_secs": 60}])
 async def test_one_tenant_s_answers_never_serve_another(
-    upstream: FaultyUpstream, wire: str, option: dict[str, Any], tmp_path: Path
+    sim: Simulator, wire: str, option: dict[str, Any], tmp_path: Path
 ) -> None:
     keys, settings = keys_of("bot", "other")
     cache = {"path": tmp_path / "answers.sqlite"}
-    found = models(upstream, "slow", **option)
-    async with proxied(models=found, keys=settings, cache=cache) as (_, url):
-        asking = [ask(url, wire, keys[name]) for name in ("bot", "other", "bot", "other")]
-        await asyncio.gather(*asking)
+    async with proxied((sim.url, SLOW), model=option, keys=settings, cache=cache) as url:
+        asked = [ask(url, wire, keys[name]) for name in ("bot", "other", "bot", "other")]
+        await asyncio.gather(*asked)
         once = 2 if "coalesce" in option else 4
-        assert len(upstream.seen) == once
+        assert len(sim.ledger.requests) == once
         for name in keys:
             _, headers = await ask(url, wire, keys[name])
             assert headers.get("x-hedge-cache") == (None if "coalesce" in option else "hit")
@@ -180,46 +176,69 @@ async def test_one_tenant_s_answers_never_serve_another(
 
 
 @WIRES
-async def test_a_client_s_key_is_never_forwarded(upstream: FaultyUpstream, wire: str) -> None:
+async def test_a_client_s_key_is_never_forwarded(
+    upstream: Scripted, wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THEIR_KEY", "sk-theirs")
     keys, settings = keys_of("bot")
     also = {"x-api-key": keys["bot"], "Authorization": f"Bearer {keys['bot']}"}
     also |= {"api-key": keys["bot"], "Cookie": f"k={keys['bot']}", "Proxy-Authorization": "x"}
-    async with proxied(models=models(upstream), keys=settings) as (_, url):
+    async with proxied(upstream.url, upstream=THEIRS, keys=settings) as url:
         assert (await ask(url, wire, keys["bot"], **also))[0] == 200
-    ((headers, body),) = upstream.seen
-    assert keys["bot"] not in str(headers) + body.decode()
-    assert "sk-theirs" in str(headers)
+    (asked,) = upstream.asked
+    assert keys["bot"] not in str(asked.headers) + asked.body.decode()
+    assert "sk-theirs" in str(asked.headers)
+
+
+async def echo(request: web.Request) -> web.StreamResponse:
+    """Quote what is refused, as some APIs do."""
+    message = f"not so: {await request.read()!r} {dict(request.headers)}"
+    error = {"type": "invalid_request_error", "message": message}
+    return web.json_response({"error": error}, status=400)
+
+
+async def cut(request: web.Request) -> web.StreamResponse:
+    out = await well(request)
+    assert request.transport is not None
+    request.transport.abort()
+    return out
+
+
+async def fail(request: web.Request) -> web.StreamResponse:
+    return await replying(b'data: {"error": {"message": "%s"}}\n\n' % SECRET.encode())(request)
 
 
 @WIRES
-@pytest.mark.parametrize("fault", ["well", "echo", "error_first", "cut", "odd"])
+@pytest.mark.parametrize("script", [well, echo, fail, cut, None])
 async def test_no_prompt_answer_or_key_is_logged(
-    upstream: FaultyUpstream,
     wire: str,
-    fault: str,
+    script: Script | None,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("THEIR_KEY", "sk-theirs")
     keys, settings = keys_of("bot")
     lines: list[str] = []
     sink = logger.add(lines.append, level=0, diagnose=False)
     caplog.set_level(logging.DEBUG)
     log = tmp_path / "turns.jsonl"
-    if fault == "odd":  # the proxy's own fault
+    if script is None:  # the proxy's own fault
 
-        def fail(*_: object, **__: object) -> None:
+        def broken(*_: object, **__: object) -> None:
             raise RuntimeError("odd")
 
-        monkeypatch.setattr("pipecat_hedge.tools.proxy.model.ProxiedTurn.run", fail)
+        monkeypatch.setattr("pipecat_hedge.tools.proxy.model.ProxiedTurn.run", broken)
     try:
-        found = models(upstream, fault)
-        async with proxied(models=found, keys=settings, turn_log=log) as (_, url):
+        async with (
+            scripted(script or well) as upstream,
+            proxied(upstream.url, upstream=THEIRS, keys=settings, turn_log=log) as url,
+        ):
             await ask(url, wire, keys["bot"])
             await ask(url, wire, "wrong-" + keys["bot"])
     finally:
         logger.remove(sink)
     logged = "".join(lines) + caplog.text + (log.read_text() if log.exists() else "")
     assert logged
-    for secret in (SECRET, "geöffnet", keys["bot"], "sk-theirs"):
+    for secret in (SECRET, WORDS[1], keys["bot"], "sk-theirs"):
         assert secret not in logged

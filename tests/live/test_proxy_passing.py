@@ -16,7 +16,16 @@ from aiohttp import web
 
 from pipecat_hedge.tools.proxy import proxied_turn as turn_module
 from pipecat_hedge.tools.proxy import wires as wires_module
-from tests.live.scripted_upstream import PATHS, asking, proxied, replying, scripted
+from tests.live.proxied import PATHS, asking, proxied, sdk
+from tests.live.scripted_upstream import replying, scripted
+from tests.live.wire_streams import (
+    block,
+    chunk,
+    claude_stream,
+    claude_whole,
+    gpt_stream,
+    gpt_whole,
+)
 
 pytestmark = pytest.mark.live
 
@@ -25,49 +34,6 @@ JSON = "application/json"
 
 
 # ---- answers
-
-
-def chunk(finish: str | None = None, **delta: Any) -> dict[str, Any]:
-    base = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
-    return {**base, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
-
-
-def gpt_stream(*found: object, mark: bool = True) -> list[bytes]:
-    events = [b"data: " + json.dumps(each).encode() + b"\n\n" for each in found]
-    return [*events, b"data: [DONE]\n\n"] if mark else events
-
-
-def gpt_whole(finish: str | None, **message: Any) -> bytes:
-    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}
-    base = {"id": "c1", "object": "chat.completion", "created": 1, "model": "m"}
-    usage = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
-    return json.dumps({**base, "choices": [choice], "usage": usage}).encode()
-
-
-def claude_stream(*found: Mapping[str, Any], reason: str | None, stops: bool = True) -> list[bytes]:
-    message = {"id": "m1", "type": "message", "role": "assistant", "model": "m", "content": []}
-    message |= {"stop_reason": None, "usage": {"input_tokens": 9, "output_tokens": 1}}
-    events: list[Mapping[str, Any]] = [{"type": "message_start", "message": message}, *found]
-    if reason is not None:
-        delta = {"stop_reason": reason, "stop_sequence": None}
-        events.append({"type": "message_delta", "delta": delta, "usage": {"output_tokens": 7}})
-    if stops:
-        events.append({"type": "message_stop"})
-    return [f"event: {each['type']}\ndata: {json.dumps(each)}\n\n".encode() for each in events]
-
-
-def claude_whole(reason: str, *content: Mapping[str, Any]) -> bytes:
-    base = {"id": "m1", "type": "message", "role": "assistant", "model": "m", "content": content}
-    usage = {"input_tokens": 9, "output_tokens": 1}
-    return json.dumps({**base, "stop_reason": reason, "usage": usage}).encode()
-
-
-def block(index: int, content: Mapping[str, Any], *deltas: Mapping[str, Any]) -> list[Any]:
-    return [
-        {"type": "content_block_start", "index": index, "content_block": content},
-        *({"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas),
-        {"type": "content_block_stop", "index": index},
-    ]
 
 
 ROLE = chunk(role="assistant", content="")
@@ -311,14 +277,9 @@ def answering(answer: Answer) -> Any:
 async def sdk_view(url: str, answer: Answer, *, through: str = "m") -> list[Any]:
     """What the wire's SDK makes of an answer, or its error."""
     body: dict[str, Any] = {**asking(answer.wire, stream=answer.is_stream), "model": through}
-    if answer.wire == "anthropic":
-        client: Any = anthropic.AsyncAnthropic(api_key="any", base_url=url, max_retries=0)
-        create = client.messages.create
-    else:
-        client = openai.AsyncOpenAI(api_key="any", base_url=f"{url}/v1", max_retries=0)
-        create = client.chat.completions.create
-    async with client:
-        found: list[Any] = []
+    async with sdk(answer.wire, url) as client:
+        is_claude, found = answer.wire == "anthropic", list[Any]()
+        create = client.messages.create if is_claude else client.chat.completions.create
         try:
             reply = await create(**body)
             if answer.is_stream:
@@ -670,20 +631,32 @@ async def test_no_ping_interrupts_an_event(wire: str, monkeypatch: pytest.Monkey
 
 @WIRES
 @pytest.mark.parametrize("upstreams", [1, 2])
-async def test_an_answer_with_status_201_passes_behind_pings(
+async def test_headers_and_pings_come_before_a_late_answer(
     wire: str, upstreams: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Which the SDK does not see, nor that its status was 201."""
     monkeypatch.setattr("pipecat_hedge.tools.proxy.response.MAX_SILENCE_SECS", 0.1)
-    good = SENTENCES[wire][0]
+    good, was_read = SENTENCES[wire][0], asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        await asyncio.sleep(0.5)
+        await was_read.wait()
         return await replying(*good.parts, status=201)(request)
 
-    async with scripted(answer) as upstream, proxied(*[upstream.url] * upstreams) as url:
-        _, body, _ = await fetch(url, good)
-    assert b"ping" in body
-    assert body.endswith(b"".join(good.parts))
+    async with (
+        scripted(answer) as upstream,
+        proxied(*[upstream.url] * upstreams) as url,
+        aiohttp.ClientSession() as session,
+    ):
+        async with session.post(url + PATHS[wire], json=asking(wire, stream=True)) as response:
+            assert response.status == 200
+            for _ in range(2):
+                assert b"ping" in await response.content.readuntil(b"\n\n")
+            was_read.set()
+            assert (await response.read()).endswith(b"".join(good.parts))
+        was_read.clear()
+        asyncio.get_running_loop().call_later(0.3, was_read.set)
+        through = await sdk_view(url, good, through=wire)
+        assert through == await sdk_view(upstream.url, good)
 
 
 @WIRES

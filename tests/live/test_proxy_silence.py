@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import time
 
 import aiohttp
@@ -15,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from pipecat_hedge.tools.proxy import model as model_module
-from tests.live.faulty_upstream import PATHS
+from tests.live.proxied import PATHS, asking, proxied
 from tests.live.scripted_provider import (
     ANSWER,
     HANGS,
@@ -24,8 +23,9 @@ from tests.live.scripted_provider import (
     ScriptedProvider,
     scripted_providers,
 )
-from tests.live.scripted_upstream import asking, proxied, replying, scripted
-from tests.live.test_proxy_passing import JSON, NOTHING, chunk, gpt_stream
+from tests.live.scripted_upstream import replying, scripted
+from tests.live.test_proxy_passing import JSON, NOTHING
+from tests.live.wire_streams import chunk, gpt_stream
 
 pytestmark = [pytest.mark.live, pytest.mark.realtime, pytest.mark.timeout(120)]
 
@@ -62,12 +62,11 @@ async def ask(wire: str, fault: str, policy: str, *, stream: bool, silent_first:
                 return "no answer in 12 s"
             secs = time.monotonic() - began
     asked = (working.asked(1), silent.asked(1))
-    words = [json.dumps(part)[1:-1] for part in (ANSWER if stream else ["".join(ANSWER)])]
     wrong = {
         f"status {response.status}": response.status != 200,
         f"{secs:.1f} s": secs > most_secs,
         f"asked {asked} times": asked != (2, 1),
-        f"got {found}": not all(word in found for word in words),
+        f"got {found}": not all(word in found for word in ANSWER.split()),
     }
     return ", ".join(what for what, is_wrong in wrong.items() if is_wrong)
 

@@ -59,9 +59,11 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def request(name: str, verdict: Literal["busy", "failed"] | None = None) -> None:
+def request(
+    name: str, verdict: Literal["busy", "failed"] | None = None, before_secs: float = 0.0
+) -> None:
     """Send a request to a provider; it has ended if there is a verdict."""
-    health, at = shared_stats(), now()
+    health, at = shared_stats(), now() - before_secs
     permit = health.issue(f"{name} | scripted", "primary", Terms(), at)
     if verdict is not None:
         health.release(permit, verdict, at)
@@ -74,11 +76,11 @@ def rejects(name: str) -> None:
     request(name, "busy")
 
 
-def opened(name: str) -> None:
-    """A provider whose breaker is open."""
+def opened(name: str, before_secs: float = 0.0) -> None:
+    """A provider whose breaker has opened, some seconds before."""
     for _ in range(5):
-        request(name, "failed")
-    assert standing(shared_stats(), f"{name} | scripted", now()).breaker == "open"
+        request(name, "failed", before_secs)
+    assert standing(shared_stats(), f"{name} | scripted", now()).breaker != "closed"
 
 
 def rests(name: str, secs: float) -> None:
@@ -86,9 +88,13 @@ def rests(name: str, secs: float) -> None:
     shared_stats().set_retry_after(f"{name} | scripted", now() + secs)
 
 
+def uses_up(name: str) -> None:
+    """A provider whose rate limit is used up."""
+    shared_stats().set_used_up(f"{name} | scripted", until=float("inf"))
+
+
 def unwell(name: str) -> None:
     """Open a provider's breaker, have its queue be too long and its rate limit be used up."""
     opened(name)
-    health, key = shared_stats(), f"{name} | scripted"
-    health.record(key).limit.set_queue(0, until=float("inf"))
-    health.set_used_up(key, until=float("inf"))
+    uses_up(name)
+    shared_stats().record(f"{name} | scripted").limit.set_queue(0, until=float("inf"))

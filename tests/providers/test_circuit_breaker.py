@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 import random
 from typing import Any
 
@@ -19,7 +18,6 @@ from pipecat_hedge.providers.circuit_breaker import (
     CircuitBreaker,
     CircuitBreakerSettings,
 )
-from pipecat_hedge.race import ConfigurationError
 
 FLEET = "the fleet: 2 of 3"
 
@@ -41,65 +39,50 @@ def recovery(it: CircuitBreaker, verdict: Any, now: float, times: int = 1) -> No
         it.record(verdict, now, is_recovery=True)
 
 
-@pytest.mark.parametrize(
-    ("ends", "every_secs", "reason"),
-    [
-        (20, 1.0, "10 of 20 attempts failed within 30 s"),
-        (19, 1.0, None),
-        (40, 2.0, None),  # too few within the window
-    ],
-)
-def test_half_of_twenty_failed_attempts_open_it(
-    ends: int, every_secs: float, reason: str | None
-) -> None:
-    it = breaker(failures=99)
-    for number in range(ends):
-        it.record("failed" if number % 2 else "answered", every_secs * number)
-    assert it.state(80.0) == ("closed" if reason is None else "half_open")
-    assert (reason or "") in it.reason
+def each(verdict: Any, times: int, every_secs: float = 0.0, age_secs: float = 0.0) -> list[Any]:
+    return [(verdict, every_secs * number, age_secs) for number in range(times)]
 
 
-@pytest.mark.parametrize(
-    ("ends", "opens"),
-    [
-        pytest.param([("dropped", 0.0, 0.0)] * 50, False, id="interrupted attempts"),
-        pytest.param([("busy", 0.0, 0.0)] * 50, False, id="rejections at once"),
-        pytest.param(
-            [("busy" if n % 10 == 0 else "dropped", n / 10, 0.01) for n in range(300)],
-            False,
-            id="rejections among superseded attempts",
-        ),
-        pytest.param(
-            [("busy" if n % 3 == 0 else "dropped", n, 0.1 + 0.4 * (n % 3)) for n in range(30)],
-            False,
-            id="occasional rejections",
-        ),
-        pytest.param(
-            [("failed" if n % 5 == 0 else "dropped", n, 0.1 + 0.4 * (n % 5)) for n in range(30)],
-            False,
-            id="superseded attempts that outlived failures",
-        ),
-        pytest.param(
-            [("dropped", 0.0, 1.0), ("failed", 0.0, 3.0)] * 5,
-            True,
-            id="failures among quickly superseded attempts",
-        ),
-        pytest.param([("busy", n, 0.0) for n in range(10)], False, id="rejections for 9 s"),
-        pytest.param([("busy", n, 0.0) for n in range(11)], True, id="rejections for 10 s"),
-        pytest.param(
-            [("answered" if n == 5 else "busy", n, 0.0) for n in range(15)],
-            False,
-            id="rejections with an answer between",
-        ),
-    ],
-)
-def test_only_failures_and_persistent_rejections_open_it(
-    ends: list[tuple[Any, float, float]], opens: bool
-) -> None:
-    it = breaker()
+def mixed(
+    verdict: str, other: str, times: int, period: int, every_secs: float, longer_secs: float = 0.0
+) -> list[Any]:
+    """One verdict in so many attempts; the others were so much older at their end, in turn."""
+    return [
+        (other if n % period else verdict, every_secs * n, 0.1 + longer_secs * (n % period))
+        for n in range(times)
+    ]
+
+
+LATER = each("busy", 15, 1.0)[6:]
+ENDS: dict[str, tuple[list[tuple[Any, float, float]], str]] = {
+    "five failures": (each("failed", 5), "5 failures in a row"),
+    "four failures": (each("failed", 4), ""),
+    "half of twenty": (mixed("failed", "answered", 20, 2, 1.0), "10 of 20 attempts failed within"),
+    "half of nineteen": (mixed("failed", "answered", 19, 2, 1.0), ""),
+    "too few within the window": (mixed("answered", "failed", 40, 2, 2.0), ""),
+    "interrupted attempts": (each("dropped", 50), ""),
+    "rejections at once": (each("busy", 50), ""),
+    "rejections among superseded attempts": (mixed("busy", "dropped", 300, 10, 0.1), ""),
+    "occasional rejections": (mixed("busy", "dropped", 30, 3, 1.0, 0.4), ""),
+    "superseded attempts outlived failures": (mixed("failed", "dropped", 30, 5, 1.0, 0.4), ""),
+    "quickly superseded attempts": (
+        [("dropped", 0.0, 1.0), ("failed", 0.0, 3.0)] * 5,
+        "5 failures",
+    ),
+    "rejections for 9 s": (each("busy", 10, 1.0), ""),
+    "rejections for 10 s": (each("busy", 11, 1.0), "rejected for load for 10 s, 11 times"),
+    "an answer between": ([*each("busy", 15, 1.0)[:5], ("answered", 5, 0), *LATER], ""),
+}
+"""How attempts ended: verdict, time and age; and why the breaker opened, if it did."""
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_failures_in_a_row_shares_and_lasting_rejections_open_it(case: str) -> None:
+    it, (ends, reason) = breaker(), ENDS[case]
     for verdict, now, age_secs in ends:
-        it.record(verdict, float(now), age_secs=age_secs)
-    assert it.state(30.0) == ("open" if opens else "closed")
+        it.record(verdict, now, age_secs=age_secs)
+    assert it.state(ends[-1][1]) == ("open" if reason else "closed")
+    assert it.reason.startswith(reason) if reason else not it.reason
 
 
 @pytest.mark.parametrize("now", [10.0, 74.0])
@@ -185,24 +168,6 @@ def test_answer_in_another_process_starts_a_recovery_request() -> None:
     recovery(it, "failed", 6.0)
     assert (it.is_open_by_itself(6.0), it.closings) == (True, 0)
     assert not it.follow_closed(7.0, FLEET), "what its own requests have opened"
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"failures": 0}, "failures must be a whole number from 1"),
-        ({"min_attempts": 2.5}, "min_attempts must be a whole number from 1"),
-        ({"failed_share": 0}, "failed_share must be a positive number"),
-        ({"failed_share": 50}, "failed_share must be at most 1, got 50: 0.5 is half"),
-        ({"window_secs": math.inf}, "window_secs must be a positive number, got inf"),
-        ({"recovery_secs": True}, "recovery_secs must be a positive number, got True"),
-        ({"max_recovery_secs": "66"}, "max_recovery_secs must be a positive number"),
-        ({"recovery_secs": 120}, "raise max_recovery_secs, too"),
-    ],
-)
-def test_invalid_arguments_are_rejected_by_name(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        breaker(**settings)
 
 
 STEPS = st.tuples(

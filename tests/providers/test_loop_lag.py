@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
+from pipecat_hedge import HedgePolicy
 from pipecat_hedge.providers.background import LoopWork
 from pipecat_hedge.providers.loop_lag import EVERY_SECS, LoopWatch
 from pipecat_hedge.providers.overload import FRESH_SECS, SAMPLES, Overload
 from pipecat_hedge.service import ProviderStats
+from pipecat_hedge.service.provider_stats import shared_stats
 from pipecat_hedge.testing import AutojumpLoop, Say, Wait
 from tests.service.builders import racing, scripted
 from tests.support.line import Line
@@ -131,3 +133,32 @@ def test_samples_expire_later_on_a_late_loop() -> None:
     assert it.why_behind(60.0) is None
     assert it.lag_secs(60.0) == pytest.approx(0.3 / SAMPLES)
     assert it.lag_secs(90.0) is None
+
+
+@pytest.mark.virtual_time
+async def test_late_loop_marks_no_provider_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six answers are read three seconds after they came; the order stays as it is."""
+    lag = 0.0
+    monkeypatch.setattr(LoopWatch, "lag_now", lambda self: lag)
+
+    def line(secs: float) -> Line:
+        script = (Wait(secs), Say("Yes. "), Wait(2.0), Say("Bye."))
+        return Line(racing(scripted(*script), scripted(*script), policy=HedgePolicy.adaptive()))
+
+    async with line(0.5) as calm:
+        for _ in range(30):
+            await calm.ask()
+            await asyncio.sleep(1.0)
+    async with AsyncExitStack() as stack:
+        late = [await stack.enter_async_context(line(3.5)) for _ in range(6)]
+        lag = 3.0
+        turns = [asyncio.create_task(each.ask()) for each in late]
+        await asyncio.sleep(3.6)
+        lag = 0.0
+        async with line(0.5) as calm:
+            await calm.ask()
+            report = await calm.report()
+        await asyncio.gather(*turns)
+    assert report.routing_reason is None
+    assert [attempt.provider for attempt in report.attempts] == ["a"]
+    assert shared_stats().slow() == set()

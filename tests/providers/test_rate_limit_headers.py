@@ -16,51 +16,32 @@ A, X = "Anthropic-Ratelimit-", "X-RateLimit-"
 AT = "2026-08-17T10:00:04Z"
 
 
+def claude(what: str, left: str, reset: str) -> dict[str, str]:
+    return {f"{A}{what}-remaining": left, f"{A}{what}-reset": reset}
+
+
+def gpt(what: str, left: str, reset: str) -> dict[str, str]:
+    return {f"{X}Remaining-{what}": left, f"{X}Reset-{what}": reset}
+
+
 @pytest.mark.parametrize(
     ("headers", "secs"),
     [
-        pytest.param({}, 0.0, id="nothing is stated"),
-        pytest.param(
-            {f"{A}requests-remaining": "1", f"{A}requests-reset": AT}, 0.0, id="one is left"
-        ),
-        pytest.param(
-            {f"{X}Remaining-Tokens": "10", f"{X}Reset-Tokens": "9s"}, 0.0, id="ten tokens"
-        ),
-        pytest.param(
-            {f"{A}requests-remaining": "0", f"{A}requests-reset": AT}, 4.0, id="Anthropic's"
-        ),
-        pytest.param(
-            {f"{A}input-tokens-remaining": "0", f"{A}input-tokens-reset": AT}, 4.0, id="tokens"
-        ),
-        pytest.param(
-            {
-                f"{A}requests-remaining": "0",
-                f"{A}requests-reset": AT,
-                f"{A}tokens-remaining": "0",
-                f"{A}tokens-reset": "2026-08-17T12:00:36+02:00",
-            },
-            36.0,
-            id="both, until the later reset",
-        ),
-        pytest.param(
-            {f"{X}Remaining-Requests": "0", f"{X}Reset-Requests": "1.5s"}, 1.5, id="OpenAI's"
-        ),
-        pytest.param(
-            {f"{X}Remaining-Tokens": " 0", f"{X}Reset-Tokens": "120ms"}, 0.12, id="milliseconds"
-        ),
-        pytest.param(
-            {f"{X}Remaining-Tokens": "0", f"{X}Reset-Tokens": "7.25"}, 7.25, id="a plain number"
-        ),
-        pytest.param(
-            {f"{X}Remaining-Requests": "0", f"{X}Reset-Requests": "6m0s"}, MAX_SECS, id="a day's"
-        ),
-        pytest.param({f"{X}Remaining-Requests": "0"}, 0.0, id="without a reset"),
-        pytest.param(
-            {f"{A}requests-remaining": "0", f"{A}requests-reset": "soon"}, 0.0, id="no time"
-        ),
+        ({}, 0.0),
+        (claude("requests", "1", AT), 0.0),
+        (claude("requests", "0", AT), 4.0),
+        (claude("input-tokens", "0", AT), 4.0),
+        (claude("requests", "0", AT) | claude("tokens", "0", "2026-08-17T12:00:36+02:00"), 36.0),
+        (claude("requests", "0", "soon"), 0.0),
+        (gpt("Tokens", "10", "9s"), 0.0),
+        (gpt("Requests", "0", "1.5s"), 1.5),
+        (gpt("Tokens", " 0", "120ms"), 0.12),
+        (gpt("Tokens", "0", "7.25"), 7.25),
+        (gpt("Requests", "0", "6m0s"), MAX_SECS),
+        ({f"{X}Remaining-Requests": "0"}, 0.0),
     ],
 )
-def test_limit_is_used_up_until_its_reset(headers: dict[str, str], secs: float) -> None:
+def test_limit_is_used_up_until_its_latest_reset(headers: dict[str, str], secs: float) -> None:
     assert used_up_secs(headers, NOW) == pytest.approx(secs)
 
 
@@ -75,7 +56,7 @@ def test_limit_is_used_up_until_its_reset(headers: dict[str, str], secs: float) 
     ],
 )
 def test_response_date_corrects_a_wrong_local_clock(date: str, secs: float) -> None:
-    headers = {f"{A}requests-remaining": "0", f"{A}requests-reset": AT, "date": date}
+    headers = claude("requests", "0", AT) | {"date": date}
     assert used_up_secs(headers, NOW - 5) == secs
 
 

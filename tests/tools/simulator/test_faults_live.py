@@ -173,6 +173,20 @@ async def test_a_cut_in_a_tool_call_completes_none(
     assert sim.ledger.requests[0].tokens_sent > 0
 
 
+async def test_reasoning_comes_before_the_answer(sdk: Sdk):
+    await drain(sdk.stream(model("reasoning,delay=0.1,tps=100")))
+    assert sdk.answer.text == DELIVERY
+    assert sdk.answer.thoughts
+
+
+async def test_an_endless_answer_goes_on_until_its_client_leaves(sim: Simulator, sdk: Sdk):
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.4):
+            await drain(sdk.stream(model("endless,answer=Yes.")))
+    assert sdk.answer.text.startswith("Yes." * 9)
+    assert await outcomes(sim) == [("aborted", 200)]
+
+
 async def test_think_tags_stand_before_the_answer(sdk: Sdk):
     await drain(sdk.stream(model("think_tags")))
     assert sdk.answer.text.startswith("<think> The caller asks")

@@ -176,6 +176,13 @@ class Simulator(ProviderUrls):
         """
         await self.ledger.wait_until(lambda ledger: not ledger.open, timeout_secs)
 
+    def behaviour_of(self, body: dict[str, Any]) -> str:
+        """How to serve a request: its model's name. A subclass may decide otherwise.
+
+        Of Google's protocol the address names the model, and always decides.
+        """
+        return _model_in(body)
+
     def _socket(self, name: str, port: int = 0) -> socket.socket:
         """Return the bound socket of that name, created on first use."""
         if name in self._sockets:
@@ -234,7 +241,7 @@ class Simulator(ProviderUrls):
         try:
             body = await _json_body(exchange.request)
             # Interned: the ledger keeps the name of each of its 100,000 requests.
-            entry.model = sys.intern(entry.model or _model_in(body))
+            entry.model = sys.intern(entry.model or self.behaviour_of(body))
             behaviour = parse_model(entry.model)
             entry.profile = behaviour.profile.name
             prompt = wire.read_prompt(body, stream=entry.stream)

@@ -296,6 +296,18 @@ def _reasoning_forever(scene: Scene) -> Iterator[Step]:
     yield from scene.spaced(thoughts, max(scene.interval_secs, _MIN_INTERVAL_SECS))
 
 
+def _reasoning(scene: Scene) -> Iterator[Step]:
+    thoughts = map(Thought, itertools.cycle(_REASONING))
+    count = int(scene.delay_secs / max(scene.interval_secs, _MIN_INTERVAL_SECS))
+    return scene.answer([*itertools.islice(thoughts, count), *scene.reply.events])
+
+
+def _endless(scene: Scene) -> Iterator[Step]:
+    yield from scene.opening()
+    tokens = itertools.cycle(scene.reply.events)
+    yield from scene.spaced(tokens, max(scene.interval_secs, _MIN_INTERVAL_SECS))
+
+
 def _dribble(scene: Scene) -> Iterator[Step]:
     return scene.answer(scene.reply.events, interval_secs=scene.delay_secs)
 
@@ -321,6 +333,7 @@ _FAULTS = (
     _status(402, "the account is out of credit"),
     _status(403, "the key may not use this model"),
     _status(404, "unknown model"),
+    _status(413, "the request is too large"),
     _status(422, "the request cannot be processed"),
     _status(429, "too many requests, with a retry-after header (retry_after=, default 1)"),
     _status(500, "internal error"),
@@ -361,6 +374,8 @@ _FAULTS = (
     Fault("empty", _empty, "a proper end without any content"),
     Fault("whitespace", _whitespace, "a proper end after blank text only"),
     Fault("reasoning_forever", _reasoning_forever, "reasoning that never becomes an answer"),
+    Fault("reasoning", _reasoning, "reasoning for delay= (default 2), then the answer", 2.0),
+    Fault("endless", _endless, "the answer's tokens again and again, without end"),
     Fault("think_tags", _think_tags, "inline <think>…</think> before the answer"),
     Fault(
         "dribble",

@@ -271,6 +271,7 @@ class AnthropicWire(Wire):
         402: "billing_error",
         403: "permission_error",
         404: "not_found_error",
+        413: "request_too_large",
         422: "invalid_request_error",
         429: "rate_limit_error",
         529: "overloaded_error",
