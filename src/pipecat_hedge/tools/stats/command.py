@@ -7,7 +7,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from pipecat_hedge.fleet import RedisStore, saved_of
 from pipecat_hedge.providers import StatsStore
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _text_of(store: Any) -> str:
+async def _text_of(store: object) -> str:
     if isinstance(store, RedisStore):
         try:
             known = await store.known()
@@ -51,8 +51,7 @@ async def _text_of(store: Any) -> str:
             await store.close()
         saved = {key: saved_of(fields) for key, fields in sorted(known.items())}
         return json.dumps({"version": STATS_VERSION, "providers": saved})
-    assert isinstance(store, StatsStore)
-    text = store.load()
+    text = cast("StatsStore", store).load()
     if text is None:
         raise ConfigurationError(f"there is nothing at {store}: name another store with --from")
     return text.strip()
