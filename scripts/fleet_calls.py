@@ -20,8 +20,7 @@ from tests.support.crowd import PROVIDERS, Crowd
 from tests.support.redis_server import RedisServer
 
 from pipecat_hedge import HedgePolicy, ProviderStats
-from pipecat_hedge.fleet import RedisStore
-from pipecat_hedge.fleet.sync import EVERY_SECS, TICK_SECS
+from pipecat_hedge.fleet import EVERY_SECS, RedisStore
 from pipecat_hedge.providers import Backend
 
 TURNS, ALIVE = 20, 100
@@ -62,7 +61,7 @@ class Calls(Crowd):
             self._later(stats)
         self._left[id(stats)] = self._left.get(id(stats), 0) + TURNS
         self._began_at[id(stats)] = self.now
-        self._at(self.now + TICK_SECS, partial(self._begin, stats))
+        self._at(self.now + 1.0, partial(self._begin, stats))
 
     def _sync(self, stats: ProviderStats, **how: bool) -> None:
         assert stats.fleet is not None

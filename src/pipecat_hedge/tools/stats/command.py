@@ -17,16 +17,11 @@ from pipecat_hedge.service import STATS_VERSION, default_store, store_named
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    commands = parser.add_subparsers(dest="stats_command", required=True)
-    export = commands.add_parser(
-        "export",
-        help="write a snapshot that PIPECAT_HEDGE_STATS=https://… can name",
-        description="Write what was learned, as JSON, to a file or the standard output.",
-    )
-    export.add_argument(
+    parser.add_argument("action", choices=["export"], help="write a snapshot, as JSON")
+    parser.add_argument(
         "--from", dest="source", metavar="STORE", help="a file or redis://; else the environment's"
     )
-    export.add_argument("--out", type=Path, metavar="FILE", help="else the standard output")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="else the standard output")
 
 
 def run(args: argparse.Namespace) -> int:
