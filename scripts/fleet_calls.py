@@ -1,10 +1,11 @@
 """A fleet of one-call processes on one Redis, beside one long process; in virtual time.
 
-    python -m scripts.fleet_calls [--calls 2000] [--budget 0.05]
+    python -m scripts.fleet_calls [--calls 2000] [--budget 0.05] [--slow 3] [--no-fleet-budget]
 
 Each call is a process of its own, with 20 turns some 6 s apart; 100 are alive at a time. It starts
 a Redis, and prints what callers wait for, what is sent, and what it costs the Redis. The long
-process has the same callers.
+process has the same callers. With ``--slow`` all providers take so many times as long after ten
+minutes; with ``--no-fleet-budget`` each process knows its own hedges only.
 """
 
 from __future__ import annotations
@@ -24,15 +25,23 @@ from pipecat_hedge.fleet import EVERY_SECS, RedisStore
 from pipecat_hedge.providers import Backend
 
 TURNS, ALIVE = 20, 100
+SLOW_FROM = 600.0
 EPOCH = 1_800_000_000.0
 
 
 class Calls(Crowd):
-    """Calls, each with a process or all in one."""
+    """Calls, each with a process or all in one.
 
-    def __init__(self, policy: HedgePolicy, calls: int, url: str | None, seed: int = 1):
-        super().__init__(policy, processes=0, seed=seed)
-        self._rng_of_calls = random.Random(seed)
+    Attributes:
+        heeds: Whether processes take the fleet's turns and hedges into account.
+    """
+
+    heeds = True
+
+    def __init__(self, policy: HedgePolicy, calls: int, url: str | None, slow: float = 1.0):
+        super().__init__(policy, processes=0)
+        self._rng_of_calls = random.Random(1)
+        self._at(SLOW_FROM, lambda: self.slow.update(dict.fromkeys(PROVIDERS, slow)))
         self._backends = [Backend(name, "no published figures") for name in PROVIDERS]
         self._calls, self._url = calls, url
         self._runner = asyncio.Runner()
@@ -56,6 +65,8 @@ class Calls(Crowd):
             stats = ProviderStats(RedisStore(self._url))
             assert stats.fleet is not None
             stats.fleet.clock = lambda: EPOCH + self.now
+            if not self.heeds:
+                setattr(stats.accounts, "heed", lambda sums: None)  # noqa: B010
             stats.fleet.want([backend.key for backend in self._backends])
             self._sync(stats, adds=False)
             self._later(stats)
@@ -103,10 +114,13 @@ def measured(calls: Calls) -> dict[str, Any]:
     """Run calls to their end, and return what came of them."""
     calls.run(float("inf"))
     extra = sum(reason == "hedge" for _, reason in calls.sent) / len(calls.began)
+    late = [at for at, reason in calls.sent if reason == "hedge" and at >= SLOW_FROM]
+    late_turns = sum(at >= SLOW_FROM for at in calls.began)
     return {
         "turns": len(calls.waits),
         **{f"p{100 * p:g}": round(calls.p(p, 0, float("inf")), 3) for p in (0.5, 0.95, 0.99)},
         "hedges per turn": round(extra, 4),
+        "after ten minutes": round(len(late) / max(late_turns, 1), 4),
     }
 
 
@@ -115,12 +129,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--budget", type=float, default=0.05)
+    parser.add_argument("--slow", type=float, default=1.0)
+    parser.add_argument("--no-fleet-budget", action="store_true")
     options = parser.parse_args(arguments)
     policy = HedgePolicy.adaptive(options.budget)
-    long = Calls(policy, options.calls, None)
+    long = Calls(policy, options.calls, None, slow=options.slow)
     print("one long process:", measured(long))
     with RedisServer() as server:
-        calls = Calls(policy, options.calls, f"redis://127.0.0.1:{server.port}")
+        url = f"redis://127.0.0.1:{server.port}"
+        calls = Calls(policy, options.calls, url, slow=options.slow)
+        calls.heeds = not options.no_fleet_budget
         before: Any = server.control.info("all")
         print("a process a call:", measured(calls))
         after: Any = server.control.info("all")
