@@ -43,6 +43,7 @@ FACES = {
         "fleet",
         "tools.simulator",
     },
+    "tools.stats": {"race", "providers", "service", "fleet"},
     "tools.top": {"race", "policy", "telemetry"},
     "tools.proxy": {"race", "policy", "providers", "service", "telemetry", "answers"},
 }

@@ -52,6 +52,9 @@ _COMMANDS = {
     "top": _Command(
         "top.command", "show running bots live in a terminal: turns, providers, budgets, SLOs"
     ),
+    "stats": _Command(
+        "stats.command", "export what was learned, for processes that begin elsewhere", needs=()
+    ),
     "proxy": _Command(
         "proxy.command",
         "race every request behind the Anthropic and OpenAI APIs",

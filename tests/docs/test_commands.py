@@ -13,7 +13,10 @@ import pytest
 from pipecat_hedge.cli import main
 from tests.docs.pages import OTHERS, PAGES, ROOT, Page, doc
 
-COMMANDS = ("simulate", "replay", "whatif", "report", "compare", "top", "proxy", "bench", "drill")
+COMMANDS = (
+    *("simulate", "replay", "whatif", "report", "compare", "top", "stats", "proxy"),
+    *("bench", "drill"),
+)
 GUIDES = {
     "replay.md": ("replay",),
     "whatif.md": ("whatif",),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge.policy.hedge_burst import (
-    MOST_PER_PROCESS,
+    MOST,
     REFILL_SECS,
     SLACK,
     BurstBound,
@@ -17,45 +17,39 @@ from pipecat_hedge.race import InFlight, LaunchDecision, Waiting
 from tests.policy.test_routing import At
 
 
-def send_all(burst: HedgeBurst, now: float, processes: int = 1) -> int:
+def send_all(burst: HedgeBurst, now: float) -> int:
     """How many can be sent in one moment."""
     sent = 0
-    while burst.permits(1.0, now, processes):
+    while burst.permits(1.0, now):
         burst.spend(1.0, now)
         sent += 1
     return sent
 
 
-@pytest.mark.parametrize(("processes", "most"), [(1, 4), (3, 4), (4, 3), (6, 2), (12, 1), (100, 1)])
-def test_burst_is_divided_among_the_processes(processes: int, most: int) -> None:
-    assert send_all(HedgeBurst(0.1), 0.0, processes) == most
-
-
 @given(
     st.floats(0.02, 0.5),
-    st.integers(1, 20),
     st.lists(st.tuples(st.floats(0, 1), st.integers(0, 20)), min_size=1, max_size=60),
 )
 def test_any_period_is_within_the_budget_and_the_burst(
-    budget: float, processes: int, moments: list[tuple[float, int]]
+    budget: float, moments: list[tuple[float, int]]
 ) -> None:
     """However many are wanted: turns times the budget, the burst, and the refill over time."""
     burst, now = HedgeBurst(budget), 0.0
-    burst.permits(1.0, now, processes)
+    burst.permits(1.0, now)
     seen: list[tuple[float, int, int]] = []
     for secs, turns in moments:
         now += secs
         for _ in range(turns):
             burst.begin_turn(now)
-        seen.append((now, turns, send_all(burst, now, processes)))
+        seen.append((now, turns, send_all(burst, now)))
     for begin in range(len(seen)):
         for end in range(begin, len(seen)):
             period = seen[begin : end + 1]
-            by_time = (period[-1][0] - period[0][0]) / REFILL_SECS / processes
+            by_time = (period[-1][0] - period[0][0]) / REFILL_SECS
             # The first moment's turns were there before its requests.
             turns = sum(turns for _, turns, _ in period[1:])
             sent = sum(sent for _, _, sent in period)
-            assert sent <= burst.most + SLACK * budget * turns + by_time + 1e-6
+            assert sent <= MOST + SLACK * budget * turns + by_time + 1e-6
 
 
 def test_slow_period_is_hedged_at_twice_the_budget() -> None:
@@ -63,14 +57,14 @@ def test_slow_period_is_hedged_at_twice_the_budget() -> None:
     for _ in range(200):
         burst.begin_turn(0.0)
         sent += send_all(burst, 0.0)
-    assert sent == pytest.approx(4 + 2 * 0.1 * 200, abs=1)
+    assert sent == pytest.approx(MOST + SLACK * 0.1 * 200, abs=1)
 
 
 def test_free_requests_need_no_room_and_dear_ones_a_full_bucket() -> None:
     burst = HedgeBurst(0.1)
     assert burst.permits(10.0, 0.0)
     burst.spend(1.0, 0.0)
-    assert [burst.permits(cost, 0.0) for cost in (10.0, 2.5)] == [False, True]
+    assert [burst.permits(cost, 0.0) for cost in (10.0, 1.0)] == [False, True]
     burst.spend(9.0, 0.0)
     assert [burst.permits(cost, 0.0) for cost in (0.1, 0.0)] == [False, True]
 
@@ -79,8 +73,8 @@ def test_debt_is_forgotten_after_a_full_refill() -> None:
     burst = HedgeBurst(0.1)
     for _ in range(100):
         burst.spend(1.0, 0.0)
-    assert not burst.permits(1.0, 0.9 * (MOST_PER_PROCESS + 1) * REFILL_SECS)
-    assert burst.permits(1.0, (MOST_PER_PROCESS + 1) * REFILL_SECS)
+    assert not burst.permits(1.0, 0.9 * (MOST + 1) * REFILL_SECS)
+    assert burst.permits(1.0, (MOST + 1) * REFILL_SECS)
 
 
 # ---- as a launch rule

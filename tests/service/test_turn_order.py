@@ -11,7 +11,6 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge import ComplexityRouter, HedgedLLMService, HedgePolicy, Provider, ProviderStats
 from pipecat_hedge.policy import RoutedTurn
-from pipecat_hedge.providers.server_queue import LoadReadings
 from pipecat_hedge.race import ServerLoad
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.tools.bench import percentile
@@ -66,9 +65,6 @@ class Passed(ScriptedLLMService):
     def __init__(self, server_load: ServerLoad | None):
         super().__init__([Say("A.")])
         self.server_load = server_load
-
-    def share_load(self, readings: LoadReadings) -> None:
-        """Nothing is shared."""
 
     async def _play(self, script: Any, context: LLMContext) -> None:
         if self.server_load is None:

@@ -1,8 +1,8 @@
 """Many callers of several processes at once, in virtual time: what hedging does in a bad moment.
 
 The race, the policy, the budget accounts and the learning are the service's own. A provider is a
-distribution of latencies with unlimited room; there are no breakers and no limits. The exchange
-between processes, once a second, is simulated: it evens out their balances and counts them.
+distribution of latencies with unlimited room; there are no breakers and no limits. The processes
+know nothing of each other.
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ import math
 import random
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
-from typing import cast
 
-from pipecat_hedge.fleet.sync import FleetSync
 from pipecat_hedge.policy import (
     HedgePolicy,
     plan_turn,
@@ -81,17 +78,13 @@ class Crowd(VirtualTime):
         self._rng = random.Random(seed)
         self._backends = [Backend(name, model) for name, model in PROVIDERS.items()]
         self._processes = [ProviderStats() for _ in range(processes)]
-        self._balances: dict[object, float] = {}
         self.slow = dict.fromkeys(PROVIDERS, 1.0)
         self.queue_secs = dict.fromkeys(PROVIDERS, 0.0)
         self.began: list[float] = []
         self.sent: list[tuple[float, LaunchReason]] = []
         self.waits: list[tuple[float, float]] = []
         for stats, _ in itertools.product(self._processes, range(sessions)):
-            fleet = SimpleNamespace(processes=processes, introduce=lambda key, latency: None)
-            stats.fleet = cast("FleetSync", fleet)
             self._at(self._rng.uniform(0, think_secs), partial(self._begin, stats))
-        self._at(1.0, self._share)
 
     def worst(self, since: float, until: float, *, turns: int = 150) -> float:
         """Requests per turn in the stretch where they were most, replacements left out.
@@ -123,15 +116,6 @@ class Crowd(VirtualTime):
 
     def _count(self, since: float, until: float) -> int:
         return sum(since <= at < until for at in self.began)
-
-    def _share(self) -> None:
-        for stats in self._processes:
-            for budget, account in stats.accounts.accounts.items():
-                mean = self._balances.get(budget, 0.0)
-                moved = (account.balance - mean) / 2
-                self._balances[budget] = mean + moved
-                account.withdraw(moved)
-        self._at(self.now + 1.0, self._share)
 
     def _begin(self, stats: ProviderStats) -> None:
         self.began.append(self.now)
@@ -203,4 +187,8 @@ class Crowd(VirtualTime):
         turn.race.handle(AttemptFinished(attempt), self.now)
         turn.stats.learn(self._backends, turn.race.attempts, None, with_sentences=False)
         think_secs = self._rng.uniform(0.5, 1.5) * self._think_secs
-        self._at(self.now + ANSWER_SECS + think_secs, partial(self._begin, turn.stats))
+        self._next(turn.stats, self.now + ANSWER_SECS + think_secs)
+
+    def _next(self, stats: ProviderStats, at: float) -> None:
+        """The caller's next turn begins then."""
+        self._at(at, partial(self._begin, stats))

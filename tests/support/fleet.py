@@ -1,7 +1,7 @@
 """A fleet of processes in virtual time: callers in a closed loop, and providers that queue.
 
-The processes' registries are real; providers, callers and what the processes tell each other once a
-second are played by events on a heap. Nothing is hedged, but to try a provider again that was left
+The processes' registries are real, and know nothing of each other; providers and callers are played
+by events on a heap. Nothing is hedged, but to try a provider again that was left
 alone: what is seen is what breakers, limits and permits do.
 """
 
@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from pipecat_hedge.providers.fleet_advice import Finding, advise
 from pipecat_hedge.providers.permits import Permit, Terms
 from pipecat_hedge.providers.priority import WorkClass
 from pipecat_hedge.providers.registry import ProviderRegistry
@@ -23,7 +22,7 @@ from pipecat_hedge.providers.standing import first_choice
 from pipecat_hedge.providers.verdict import Verdict
 from pipecat_hedge.race import Tier
 from pipecat_hedge.service import AdmissionMode
-from pipecat_hedge.service.admission_terms import admission_terms, divided
+from pipecat_hedge.service.admission_terms import admission_terms
 from tests.support.standing import standing
 from tests.support.virtual import VirtualTime
 
@@ -123,7 +122,6 @@ class Fleet(VirtualTime):
         self._rng = random.Random(seed)
         self._mode: AdmissionMode = mode
         super().__init__()
-        self._told_before: list[dict[str, Finding]] = []
         self._stream_secs = stream_secs
         self.hangs_up_at = math.inf
         self.told: list[Told] = []
@@ -132,7 +130,6 @@ class Fleet(VirtualTime):
         for number, process in itertools.product(range(sessions), range(processes)):
             tier: Tier = "standard" if number % 10 else "premium"
             self._at(self._rng.uniform(0.0, 6.0), partial(self._ask, process, tier, number))
-        self._at(1.0, self._share)
 
     def turns(self, begin: float, end: float, tier: Tier | None = None) -> list[Told]:
         """The turns that began in between."""
@@ -154,7 +151,8 @@ class Fleet(VirtualTime):
     def _terms(self, turn: Turn) -> Terms:
         terms = replace(admission_terms(self._mode, turn.tier, None, None), session=turn.session)
         if terms.sheds:
-            return divided(terms, len(self.processes))
+            most = max(terms.bounds.ceiling // len(self.processes), terms.bounds.floor)
+            return replace(terms, bounds=replace(terms.bounds, ceiling=most))
         registry = self.processes[turn.process]
         states = {standing(registry, name, self.now).breaker for name in NAMES}
         return replace(terms, ignores_breakers="closed" not in states)
@@ -213,22 +211,6 @@ class Fleet(VirtualTime):
         think_secs = self._rng.uniform(3.0, 9.0)
         again = partial(self._ask, turn.process, turn.tier, turn.session)
         self._at(self.now + think_secs, again)
-
-    def _share(self) -> None:
-        """Tell each process what the others have found, as through Redis."""
-        told = [
-            {name: health.record(name).finding(self.now) for name in NAMES}
-            for health in self.processes
-        ]
-        for number, health in enumerate(self.processes):
-            before, others = (
-                {str(n): each for n, each in enumerate(findings) if n != number}
-                for findings in (self._told_before, told)
-            )
-            for name, advice in advise(told[number], before, others).items():
-                health.record(name).follow(advice, self.now)
-        self._told_before = told
-        self._at(self.now + 1.0, self._share)
 
 
 def first(

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 import redis
 
-from pipecat_hedge.fleet.sync import unpack
+from pipecat_hedge.fleet.counts import counts_of
 from pipecat_hedge.providers.latency import ALL
 from pipecat_hedge.tools.bench.redis_process import MISSING, RedisProcess, has_redis
 
@@ -46,14 +46,14 @@ class RedisServer(RedisProcess):
         """The names of its keys."""
         return set(self.control.scan_iter(pattern, count=1000))
 
-    def counted(self, prefix: str = "pipecat-hedge") -> dict[str, int]:
-        """How many observations of the first token are in the latest slices, by provider."""
+    def counted(self, root: str = "{pipecat-hedge}") -> dict[str, int]:
+        """The observations of each provider, over all hours."""
         found: dict[str, int] = {}
-        with redis.Redis(port=self.port) as raw:
-            for key in self.names(f"{{{prefix}}}:latency:*"):
-                for field, data in cast("dict[bytes, bytes]", raw.hgetall(key)).items():
-                    provider = field.decode().partition(" ")[2]
-                    found[provider] = found.get(provider, 0) + int(unpack(data)[ALL].sum())
+        for key in self.names(f"{root}:latency:*"):
+            name = key.removeprefix(f"{root}:latency:").rpartition(":")[0]
+            fields = cast("dict[str, str]", self.control.hgetall(key))
+            counts = counts_of({field: int(count) for field, count in fields.items()})
+            found[name] = found.get(name, 0) + int(counts[ALL].sum())
         return found
 
 

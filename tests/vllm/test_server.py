@@ -14,8 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge.providers.permits import Rejected
-from pipecat_hedge.providers.server_queue import LoadReadings
-from pipecat_hedge.race import TaskScope
 from pipecat_hedge.vllm.errors import VLLMError
 from pipecat_hedge.vllm.server import VLLMServer, read_counts
 
@@ -174,40 +172,6 @@ async def test_count_of_zero_is_ignored_before_another(script: Script, server: V
     server.hold()
     await asyncio.sleep(0.1)
     assert load_of(server) == (8, 3)
-
-
-async def test_one_process_reads_the_metrics_for_all(script: Script) -> None:
-    """Of 25, which exchange once a second; when the first is gone, the next one does."""
-    script.running, script.waiting = 8, 2
-    servers = [new_server() for _ in range(25)]
-    readings = [LoadReadings() for _ in servers]
-
-    async def exchange() -> None:
-        while True:
-            await asyncio.sleep(1.0)
-            for number, each in enumerate(readings):
-                found = [reading for one in readings[:number] for reading in one.own.items()]
-                each.shared = dict(sorted(found, key=lambda item: item[1].read_at))
-
-    async with TaskScope() as scope:
-        scope.start(exchange(), name="exchange")
-        for server, each in zip(servers, readings, strict=True):
-            server.share(each)
-            server.hold()
-        await asyncio.sleep(20)
-        script.reads.clear()
-        script.waiting = 4
-        await asyncio.sleep(60)
-        assert len(script.times("/metrics")) <= 60 / 4.5
-        assert {load_of(server) for server in servers} == {(8, 4)}
-        await servers[0].release()
-        script.reads.clear()
-        script.waiting = 0
-        await asyncio.sleep(30)
-        assert 5 <= len(script.times("/metrics")) <= 40
-        assert {load_of(server) for server in servers[1:]} == {(8, 0)}
-        for server in servers[1:]:
-            await server.release()
 
 
 async def test_one_task_looks_for_all_holders(script: Script) -> None:

@@ -1,13 +1,14 @@
-"""Where the processes of a fleet meet in Redis.
+"""Sums of a fleet in Redis, Valkey or a Redis Cluster.
 
-There are two kinds of hashes, each for a slice of time by Redis's own clock, and with a TTL:
+All keys of a region begin with one hash tag, so that a region is on one node of a cluster:
 
-- ``{prefix}:processes:<slice>``: a process's document under its name;
-- ``{prefix}:latency:<slice>``: a process's packed counts under its name and the provider's key.
+- ``{prefix}:latency:<provider | model>:<hour>``: a hash of counts;
+- ``{prefix}:budget:<budget>:<window>``: a hash of turns and hedges;
+- ``{prefix}:suspect:<provider | model>``, ``{prefix}:down:<provider | model>``: leases.
 
-A process writes only fields of its own, and always its totals. So a write whose reply was lost may
-be repeated, and a Redis that was emptied is filled again. A change of the buckets in
-``latency_model.py`` needs another name for the second kind: packed counts do not name them.
+Every key expires. Nothing is read before it is written, so a write whose reply was lost may count
+twice; one that was lost does not count. A change of the buckets in ``latency_model.py`` or of the
+fields in ``counts.py`` needs another name for the first kind.
 """
 
 from __future__ import annotations
@@ -15,26 +16,24 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipecat_hedge.providers.shared_store import Received, Slice, StoreUnavailable
+from pipecat_hedge.providers.shared_store import Delta, News, Request, StoreUnavailable
 from pipecat_hedge.race.errors import ConfigurationError, missing_extra
 
 PREFIX = "pipecat-hedge"
 TIMEOUT_SECS = 0.5
 """How long connecting may take, and how long an answer."""
 CLOSE_SECS = 0.1
-DOCUMENT_SECS = 5
-"""How long a slice of documents is; the present one and the one before are read."""
 KEPT_SECS = 3 * 86_400
-"""How long latencies are kept."""
-MOST_DOCUMENTS, MOST_FIELDS, MOST_OLDER = 64, 256, 16
-"""How many fields of a hash are read, the last for slices older than the latest two; of a
-larger hash a random sample."""
+"""How long latencies are kept, so that a Monday starts with the estimates of the Friday before."""
+BUDGET_SECS = 3_600
+"""How long the counts of a budget's window are kept."""
 REASONS = (
     (r"NOAUTH|WRONGPASS|Authentication", "it refuses the user or password: check the URL"),
     (r"NOPERM|permissions", "this user may not run the commands there, or not on these keys"),
@@ -47,9 +46,10 @@ REASONS = (
 
 
 class RedisStore:
-    """Shares what is learned between all processes that name the same Redis and prefix.
+    """Shares what is learned between all processes that name the same Redis, prefix and region.
 
-    Needs the extra ``pipecat-hedge[redis]``, and Redis 6.2 or later.
+    Needs the extra ``pipecat-hedge[redis]``, and Redis from 6.2, Valkey, or a Redis Cluster, of
+    which ``url`` names any node.
 
     Example::
 
@@ -57,12 +57,14 @@ class RedisStore:
         llm = HedgedLLMService([...], stats=stats)
     """
 
-    def __init__(self, url: str | None = None, *, prefix: str = PREFIX):
+    def __init__(self, url: str | None = None, *, prefix: str = PREFIX, region: str | None = None):
         """Configure the store; nothing is connected yet.
 
         Args:
             url: ``redis://``, ``rediss://`` (TLS) or ``unix://``. Defaults to ``REDIS_URL``.
             prefix: Prefix of all keys. Fleets with different prefixes share nothing.
+            region: Where the processes run, such as ``eu``: regions share nothing. Defaults to
+                ``PIPECAT_HEDGE_REGION``.
 
         Raises:
             ConfigurationError: If an argument cannot work, or redis-py is not installed.
@@ -80,13 +82,21 @@ class RedisStore:
             raise ConfigurationError(
                 f"prefix must be 1 to 100 characters without blanks and braces, got {prefix!r}"
             )
+        region = (
+            region if region is not None else os.environ.get("PIPECAT_HEDGE_REGION", "").strip()
+        )
+        if not isinstance(region, str) or not re.fullmatch(r"[^\s{}]{0,100}", region):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(
+                f"region must be up to 100 characters without blanks and braces, got {region!r}"
+            )
         try:
             self._redis = import_module("redis.asyncio")
             self._errors = import_module("redis.exceptions")
         except ImportError:
             raise missing_extra("RedisStore", "redis-py", "redis") from None
-        self._url, self._root = url, f"{{{prefix}}}"
+        self._url, self._root = url, f"{{{prefix}/{region}}}" if region else f"{{{prefix}}}"
         self._client: Any = None
+        self._is_cluster = False
         self._loop: asyncio.AbstractEventLoop | None = None
         try:
             parts = urlsplit(url)
@@ -108,66 +118,122 @@ class RedisStore:
         """The address and the prefix, without credentials."""
         return self._name
 
-    async def now(self) -> float:
-        """Redis's clock, in seconds; see ``SharedStore``."""
-        secs, micros = await self._run(lambda client: client.time())
-        return float(secs + micros / 1e6)
+    async def add(self, delta: Delta) -> None:
+        """See ``SharedStore``."""
+        hashes = [
+            (self._key("latency", key, delta.hour), KEPT_SECS, sums)
+            for key, sums in delta.latencies.items()
+        ] + [
+            (self._key("budget", key, delta.window), BUDGET_SECS, sums)
+            for key, sums in delta.budgets.items()
+        ]
 
-    async def exchange(
-        self, process: str, now: float, document: str, written: Slice | None, read: Sequence[int]
-    ) -> Received:
-        """Write what this process has, and read what the others have; see ``SharedStore``."""
-        slot = int(now // DOCUMENT_SECS)
-        slots = [f"{self._root}:processes:{number}" for number in (slot - 1, slot)]
-        hashes = {number: f"{self._root}:latency:{number}" for number in read}
+        def commands(pipe: Any) -> None:
+            for key, secs, sums in hashes:
+                for name, count in sums.items():
+                    pipe.hincrby(key, name, count)
+                pipe.expire(key, secs)
 
-        def commands(client: Any) -> Coroutine[Any, Any, list[Any]]:
+        await self._pipeline(commands)
+
+    async def read(self, request: Request) -> News:
+        """See ``SharedStore``."""
+        latencies = [(key, hour) for key in request.latencies for hour in request.hours]
+        budgets = [(key, window) for key in request.budgets for window in request.windows]
+        providers = list(request.providers)
+
+        def commands(pipe: Any) -> None:
+            for key, hour in latencies:
+                pipe.hgetall(self._key("latency", key, hour))
+            for key, window in budgets:
+                pipe.hgetall(self._key("budget", key, window))
+            for key in providers:  # not MGET, which a pipeline of a cluster cannot have
+                pipe.get(self._key("down", key))
+
+        found = await self._pipeline(commands)
+        sums: dict[str, Counter[str]] = {key: Counter() for key in request.budgets}
+        for (key, _), fields in zip(budgets, found[len(latencies) :], strict=False):
+            sums[key].update(_sums(fields))
+        down = found[len(latencies) + len(budgets) :]
+        return News(
+            {at: _sums(fields) for at, fields in zip(latencies, found, strict=False)},
+            sums,
+            {
+                provider: reason.decode("utf-8", "replace")
+                for provider, reason in zip(providers, down, strict=True)
+                if reason is not None
+            },
+        )
+
+    async def known(self) -> dict[str, dict[str, int]]:
+        """All counts of the region, over its hours, by the key of the statistics."""
+        found: dict[str, Counter[str]] = {}
+        root = f"{self._root}:latency:"
+
+        async def names(client: Any) -> list[bytes]:
+            return [name async for name in client.scan_iter(f"{root}*", count=1000)]
+
+        for name in await self._run(names):
+            key, _, hour = name.decode("utf-8", "replace").removeprefix(root).rpartition(":")
+            if hour.isdigit():
+                sums = await self.read(Request((int(hour),), (key,), (), (), ()))
+                found.setdefault(key, Counter()).update(sums.latencies[key, int(hour)])
+        return {key: dict(sums) for key, sums in found.items()}
+
+    async def report_down(self, provider: str, process: str, reason: str, secs: float) -> None:
+        """See ``SharedStore``."""
+        suspect, down = self._key("suspect", provider), self._key("down", provider)
+        millis = round(1000 * secs)
+
+        async def commands(client: Any) -> None:
+            if await client.set(suspect, process, nx=True, px=millis):
+                return
+            if (await client.get(suspect) or b"").decode() != process:
+                await client.set(down, reason[:200], nx=True, px=millis)
+
+        await self._run(commands)
+
+    async def report_up(self, provider: str) -> None:
+        """See ``SharedStore``."""
+        keys = [self._key(kind, provider) for kind in ("suspect", "down")]
+        await self._run(lambda client: client.delete(*keys))
+
+    def _key(self, kind: str, name: str, number: int | None = None) -> str:
+        key = f"{self._root}:{kind}:{name}"
+        return key if number is None else f"{key}:{number}"
+
+    async def _pipeline(self, commands: Callable[[Any], None]) -> list[Any]:
+        async def run(client: Any) -> list[Any]:
             pipe = client.pipeline(transaction=False)
-            for key in slots:
-                pipe.hlen(key).hrandfield(key, MOST_DOCUMENTS, withvalues=True)
-            for index, key in enumerate(hashes.values()):
-                pipe.hrandfield(key, MOST_FIELDS if index < 2 else MOST_OLDER, withvalues=True)
-            pipe.hset(slots[1], process, document).expire(slots[1], 3 * DOCUMENT_SECS)
-            if written is not None:
-                key = f"{self._root}:latency:{written.number}"
-                fields = {f"{process} {name}": each for name, each in written.counts.items()}
-                if fields:
-                    pipe.hset(key, mapping=fields).expire(key, KEPT_SECS)
-                pipe.hlen(key)
-            return pipe.execute(raise_on_error=False)  # else errors quote the command
+            commands(pipe)
+            return await pipe.execute(raise_on_error=False)  # else errors quote the command
 
-        results = await self._run(commands)
+        results = await self._run(run)
         for result in results:
-            if isinstance(result, self._errors.RedisError):
+            if isinstance(result, self._errors.MovedError) and not self._is_cluster:
+                await self.close()
+                self._is_cluster = True
+                return await self._pipeline(commands)
+            if isinstance(result, Exception):
                 raise StoreUnavailable(self._why(result))
-        documents = {
-            name.decode("utf-8", "replace"): text.decode("utf-8", "replace")
-            for fields in (results[1], results[3])
-            for name, text in _pairs(fields)
-        }
-        documents.pop(process, None)
-        slices = {
-            number: [
-                (provider, counts)
-                for name, counts in _pairs(fields)
-                for owner, _, provider in [name.decode("utf-8", "replace").partition(" ")]
-                if owner != process
-            ]
-            for number, fields in zip(hashes, results[4:], strict=False)
-        }
-        processes = max(len(documents) + 1, results[0], results[2])
-        fields = results[-1] if written is not None else 0
-        return Received(documents, processes, slices, fields)
+        return results
 
     async def _run(self, command: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
         loop = asyncio.get_running_loop()
+        raised = (self._errors.RedisError, self._errors.RedisClusterException)
         if self._client is None or self._loop is not loop:  # another loop's cannot be used here
             self._loop = loop
-            self._client = self._redis.Redis(connection_pool=self._pool())
+            self._client = self._cluster() if self._is_cluster else self._single()
         try:
             async with asyncio.timeout(2 * TIMEOUT_SECS):
                 return await command(self._client)
-        except (self._errors.RedisError, OSError, TimeoutError, UnicodeError) as e:
+        except self._errors.MovedError:
+            await self.close()
+            if self._is_cluster:
+                raise StoreUnavailable("the cluster's nodes change: tried again") from None
+            self._is_cluster = True
+            return await self._run(command)
+        except (*raised, OSError, TimeoutError, UnicodeError) as e:
             await self.close()
             raise StoreUnavailable(self._why(e)) from None
         except BaseException:
@@ -181,7 +247,20 @@ class RedisStore:
             return
         with suppress(Exception):
             async with asyncio.timeout(CLOSE_SECS):
-                await client.connection_pool.disconnect(inuse_connections=True)
+                await client.aclose()
+
+    def _single(self) -> Any:
+        return self._redis.Redis.from_pool(self._pool())
+
+    def _cluster(self) -> Any:
+        retry = import_module("redis.asyncio.retry").Retry
+        never = import_module("redis.backoff").NoBackoff()
+        return self._redis.RedisCluster.from_url(
+            self._url,
+            socket_connect_timeout=TIMEOUT_SECS,
+            socket_timeout=TIMEOUT_SECS,
+            retry=retry(never, 0),
+        )
 
     def _pool(self) -> Any:
         retry = import_module("redis.asyncio.retry").Retry
@@ -208,6 +287,6 @@ class RedisStore:
         return type(error).__name__
 
 
-def _pairs(fields: Any) -> Iterator[tuple[bytes, bytes]]:
-    """The fields of a hash with their values."""
-    return zip(fields[::2], fields[1::2], strict=True)
+def _sums(fields: Mapping[bytes, bytes]) -> dict[str, int]:
+    """The fields of a hash; those that are no counts are left out."""
+    return {name.decode("utf-8", "replace"): int(n) for name, n in fields.items() if n.isdigit()}

@@ -1,174 +1,155 @@
-"""Keeps what a process knows and what its fleet knows in step, in the background.
+"""One process's part in a fleet: adds what it has seen to the fleet's sums, and reads them.
 
-No turn waits for it: turns read and write what is in memory. Once a second a task writes what this
-process knows to the store, and reads what the others have written there. All that is written are
-totals of this process alone, which replace what it wrote before.
+No turn waits for it: turns read and write what is in memory. A task reads the sums when the first
+session starts, then each minute, and adds what this process has seen since; the last session's end
+adds the rest. What is lost on the way is not counted; a lost reply may count a minute twice.
+
+The fleet's sums include this process's own, which are subtracted. Older hours are read, the latest
+first, until ``ENOUGH`` observations are known, which is how old ones fade.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import random
 import threading
+import time
 import uuid
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
-import numpy as np
 from loguru import logger
 
-from pipecat_hedge.fleet.document import MOST_AGE_SECS, Document, UnknownVersion
-from pipecat_hedge.policy.hedge_budget import HedgeBudget
+from pipecat_hedge.fleet.counts import counts_of, fields_of, without
+from pipecat_hedge.policy.budget_accounts import BudgetAccounts
 from pipecat_hedge.providers.backends import MOST_PROVIDERS, record_key_of
-from pipecat_hedge.providers.fleet_advice import Advice, Finding, Findings, advise
-from pipecat_hedge.providers.latency import COUNTS, ProviderLatency
+from pipecat_hedge.providers.latency import ProviderLatency
 from pipecat_hedge.providers.registry import ProviderRegistry
-from pipecat_hedge.providers.server_queue import LoadReading
-from pipecat_hedge.providers.shared_store import Received, SharedStore, Slice, StoreUnavailable
+from pipecat_hedge.providers.shared_store import (
+    Delta,
+    News,
+    Request,
+    SharedStore,
+    StoreUnavailable,
+    Sums,
+)
 from pipecat_hedge.providers.survival import Floats
 
-EVERY_SECS = 1.0
-CAP_SECS = 4.0
+EVERY_SECS = 60.0
+TICK_SECS = 1.0
+"""How soon a provider that is new here is read, and one that is down is reported."""
+CAP_SECS = 10.0
 """How long it takes at most until a store that was away is tried again."""
 JITTER = 0.2
 FLUSH_SECS = 0.5
 """How long the end of a process's last session waits for what is written then."""
-SLICE_SECS = 3600
-SLICES = 72
-"""Slices kept: three days, so that a Monday starts with the estimates of the Friday before."""
-ENOUGH = 4096
-"""Observations of a provider after which older slices are not read."""
-MOST_FIELDS = 2048
-"""Fields of a slice after which no other process adds its own."""
-MOST_KNOWN = 1000
-"""Findings kept, of the processes read last."""
-EVENING = 0.1
-"""The part of the difference to the fleet's mean balance that a process evens out per exchange. The
-mean is a second old, so a larger part would correct it twice."""
-ENTRY = np.dtype([("at", "<u2"), ("count", "<u4")])
-
-NO_ADVICE = Advice()
-
-
-def pack(counts: np.ndarray) -> bytes:
-    """Pack the non-zero counts and their positions as bytes.
-
-    Args:
-        counts: Whole numbers of shape ``COUNTS``.
-    """
-    flat = counts.ravel()
-    used = np.flatnonzero(flat)
-    entries = np.empty(used.size, ENTRY)
-    entries["at"], entries["count"] = used, flat[used]
-    return entries.tobytes()
-
-
-def unpack(data: bytes) -> Floats:
-    """Read what ``pack`` has written.
-
-    Raises:
-        ValueError: If it is something else.
-    """
-    counts = np.zeros(COUNTS)
-    entries = np.frombuffer(data, ENTRY)
-    if entries.size and int(entries["at"].max()) >= counts.size:
-        raise ValueError("no such bucket")
-    counts.ravel()[entries["at"]] = entries["count"]
-    return counts
+HOUR_SECS = 3600
+HOURS = (3, 12, 72)
+"""Hours that are read while all of a session's providers have fewer than ``ENOUGH`` in later ones.
+A fleet that is calm at night so begins its day with what it knew the day before."""
+ENOUGH = 1024
+"""Observations after which older hours are left out."""
+WINDOW_SECS = 600
+"""A budget's window; the present one and the one before count."""
+DOWN_SECS = 60.0
+"""How long a report that a provider is down holds."""
 
 
 class FleetSync:
-    """One process's part in a fleet.
-
-    It runs on one event loop at a time, and exchanges once at a time there. Each
-    ``latencies_every``-th exchange has latencies, too: an entry is one to three KiB.
+    """Reads and adds to a fleet's sums, on one event loop of a process at a time.
 
     Attributes:
-        processes: How many there are, this one included. Stays what it was while the store is away.
+        clock: Returns the time in seconds since 1970.
     """
-
-    latencies_every = 5
 
     def __init__(
         self,
         store: SharedStore,
         registry: ProviderRegistry,
-        accounts: Mapping[float, HedgeBudget],
+        accounts: BudgetAccounts,
+        clock: Callable[[], float] = time.time,
     ):
-        """Name what is to be kept in step; nothing runs yet.
+        """Name what is shared; nothing runs yet.
 
         Args:
-            store: Where the fleet meets.
+            store: Where the sums are.
             registry: What this process knows; its lock protects the accounts, too.
-            accounts: What may be spent on extra requests, by the budget.
+            accounts: What may be spent on extra requests.
+            clock: Returns the time in seconds since 1970. Clocks of processes need not agree.
         """
         self._store = store
-        self._registry, self._lock, self._accounts = registry, registry.lock, accounts
-        self._rng = random.Random()
+        self._registry, self._accounts = registry, accounts
+        self.clock = clock
         self._turn = threading.Lock()
         self._runs_on: asyncio.AbstractEventLoop | None = None
         self._users = 0
-        self._is_away = False
-        self._said: set[str] = set()
+        self._away_since: float | None = None
         self._begin()
 
     def _begin(self) -> None:
         self._pid = os.getpid()
         self._process = uuid.uuid4().hex
         self._exchange = asyncio.Lock()
-        self._slice: int | None = None
-        self._is_written = False
-        self._fields = 0
-        self._read_slice: int | None = None
-        self._older: dict[str, Floats] = {}
-        self._others: dict[str, Floats] = {}
-        self._findings: dict[str, Findings] = {}
-        self._balances: list[Mapping[float, float]] = []
-        self.processes = 1
-        with self._lock:
+        self._wanted: dict[str, None] = {}
+        self._own: dict[tuple[str, int], Counter[str]] = {}
+        self._sums: dict[str, dict[int, Sums]] = {}
+        self._down: set[str] = set()
+        self._closings: dict[str, int] = {}
+        with self._registry.lock:
+            self._accounts.take_delta()
             for latency in self._registry.latencies().values():
-                latency.totals = np.zeros(COUNTS, np.int64)
+                latency.share()
+
+    def want(self, keys: Collection[str]) -> None:
+        """Read what the fleet knows of providers soon, by the keys of their statistics."""
+        self._wanted |= dict.fromkeys(keys)
 
     def introduce(self, key: str, latency: ProviderLatency) -> None:
         """Have a provider that is new here begin with what the fleet knows; hold the lock.
 
         Args:
-            key: Its key.
+            key: The key of its statistics.
             latency: What is known of it.
         """
-        latency.totals = np.zeros(COUNTS, np.int64)
-        if (others := self._others.get(key)) is not None:
-            latency.inform(others)
+        latency.share()
+        if key in self._sums:
+            latency.inform(self._others(key))
+        else:
+            self._wanted[key] = None
 
     # ---- in the background
 
     async def run(self) -> None:
-        """Exchange once a second, until cancelled; on one loop of a process only."""
+        """Read now, then add and read each minute, until cancelled."""
         loop = asyncio.get_running_loop()
-        wait, is_ours = 0.0, False
+        is_ours, wait, due_at = False, 0.0, 0.0
         try:
-            for number in itertools.count():
-                await asyncio.sleep(wait * self._rng.uniform(1 - JITTER, 1 + JITTER))
+            while True:
+                await asyncio.sleep(wait)
                 is_ours = is_ours or self._claim(loop)
-                if not is_ours or await self.sync(latencies=number % self.latencies_every == 0):
-                    wait = EVERY_SECS
-                else:
-                    wait = min(max(2 * wait, EVERY_SECS), CAP_SECS)
+                wait = TICK_SECS * random.uniform(1 - JITTER, 1 + JITTER)
+                is_due = loop.time() >= due_at
+                if not is_ours or not (is_due or self._wanted or self._news_of_providers()):
+                    continue
+                if not await self.sync(adds=is_due and due_at > 0):
+                    wait = min(2 * wait, CAP_SECS)
+                elif is_due:
+                    due_at = loop.time() + EVERY_SECS * random.uniform(1 - JITTER, 1 + JITTER)
         finally:
             if is_ours:
                 await self._leave()
 
     async def flush(self) -> None:
-        """Write what is known, unless another loop will; for ``FLUSH_SECS`` at most."""
+        """Add what was seen, unless another loop will; for ``FLUSH_SECS`` at most."""
         loop = asyncio.get_running_loop()
-        if self._is_away or not self._claim(loop):
+        if self._away_since is not None or not self._claim(loop):
             return
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(FLUSH_SECS):
-                    await self.sync()
+                    await self.sync(adds=True, reads=False)
         finally:
             await self._leave()
 
@@ -191,11 +172,12 @@ class FleetSync:
             if not self._users:
                 self._runs_on = None
 
-    async def sync(self, *, latencies: bool = True) -> bool:
+    async def sync(self, *, adds: bool = True, reads: bool = True) -> bool:
         """Exchange once.
 
         Args:
-            latencies: Whether latencies are exchanged, too.
+            adds: Whether what this process has seen is added.
+            reads: Whether the sums are read.
 
         Returns:
             Whether the store could be used.
@@ -204,156 +186,158 @@ class FleetSync:
             self._begin()
         async with self._exchange:
             try:
-                await self._sync(latencies)
+                now = self.clock()
+                await self._report()
+                if adds:
+                    await self._add(now)
+                if reads:
+                    await self._read(now)
             except Exception as e:  # whatever a store raises, it must not end this
                 self._say_away(str(e) if isinstance(e, StoreUnavailable) else type(e).__name__)
                 return False
         self._say_back()
         return True
 
-    async def _sync(self, latencies: bool) -> None:
-        loop, now = asyncio.get_running_loop(), await self._store.now()
-        self._even_out()
-        with self._lock:
-            balances = {budget: account.balance for budget, account in self._accounts.items()}
-        own = self._own_findings(loop.time())
-        loads = {
-            key: (each.running, each.waiting, round(loop.time() - each.read_at, 2))
-            for key, each in self._registry.loads.own.items()
-            if loop.time() - each.read_at <= MOST_AGE_SECS
-        }
-        document = Document(own, balances, loads).text()
-        current = int(now // SLICE_SECS)
-        totals, read = dict[str, np.ndarray](), list[int]()
-        if latencies:
-            self._slice = current if self._slice is None else self._slice
-            totals = self._totals()
-            read = [current, current - 1]
-            if self._read_slice != current:
-                read = list(range(current, current - SLICES, -1))
-        is_full = self._fields >= MOST_FIELDS and not self._is_written
-        written = Slice(self._slice or 0, {key: pack(each) for key, each in totals.items()})
-        received = await self._store.exchange(
-            self._process, now, document, written if latencies and not is_full else None, read
+    # ---- sums
+
+    async def _add(self, now: float) -> None:
+        hour = int(now // HOUR_SECS)
+        with self._registry.lock:
+            taken = {
+                key: latency.totals.copy()
+                for key, latency in self._registry.latencies().items()
+                if record_key_of(key) not in self._registry.simulated
+                and latency.totals is not None
+                and latency.totals.any()
+            }
+            budgets = self._accounts.delta()
+        delta = Delta(
+            hour,
+            {key: fields_of(counts) for key, counts in taken.items()},
+            int(now // WINDOW_SECS),
+            {budget: counts for budget, counts in budgets.items() if any(counts.values())},
         )
-        self.processes = received.processes
-        self._follow(own, received.documents, loop.time())
-        if latencies:
-            self._is_written, self._fields = self._is_written or not is_full, received.fields
-            if self._slice != current:
-                self._next_slice(current, totals)
-            await self._learn(current, received)
-
-    # ---- latencies
-
-    def _totals(self) -> dict[str, np.ndarray]:
-        """What this process has seen in its slice, by provider."""
-        totals: dict[str, np.ndarray] = {}
-        with self._lock:
-            for key, latency in self._registry.latencies().items():
-                if record_key_of(key) in self._registry.simulated:
-                    continue
-                if latency.totals is not None and latency.totals.any():
-                    totals[key] = latency.totals.copy()
-        return totals
-
-    def _next_slice(self, current: int, written: Mapping[str, np.ndarray]) -> None:
-        """Begin another slice with what has come since the last one was written."""
-        self._slice, self._is_written, self._fields = current, False, 0
-        with self._lock:
+        if not delta.latencies and not delta.budgets:
+            return
+        await self._store.add(delta)
+        for key, fields in delta.latencies.items():
+            self._own.setdefault((key, hour), Counter()).update(fields)
+        with self._registry.lock:
             latencies = self._registry.latencies()
-            for key, totals in written.items():
-                latency = latencies.get(key)
-                if latency is not None and latency.totals is not None:
-                    np.maximum(latency.totals - totals, 0, out=latency.totals)
+            for key, counts in taken.items():
+                if key in latencies:
+                    latencies[key].added(counts)
+            self._accounts.take_delta(budgets)
 
-    async def _learn(self, current: int, received: Received) -> None:
-        """Take what others have seen, step by step, so that the event loop is not held."""
-        if len(received.slices) > 2:
-            self._older.clear()
-        found: dict[str, Floats] = {}
-        for number in sorted(received.slices, reverse=True):
-            sums = found if number >= current - 1 else self._older
-            in_slice: dict[str, Floats] = {}
-            for index, (key, data) in enumerate(received.slices[number]):
-                if index % 32 == 31:
-                    await asyncio.sleep(0)
-                try:
-                    counts = unpack(data)
-                except ValueError:
-                    self._say_once(f"{self._store}: counts of {key} cannot be used")
-                    continue
-                in_slice[key] = in_slice[key] + counts if key in in_slice else counts
-            for key, counts in in_slice.items():
-                known = [each[key] for each in (found, self._older) if key in each]
-                if sum(float(each.sum()) for each in known) < ENOUGH:
-                    sums[key] = sums[key] + counts if key in sums else counts
-        self._read_slice = current
-        for key, counts in self._older.items():
-            found[key] = found[key] + counts if key in found else counts
-        self._others = dict(list(found.items())[:MOST_PROVIDERS])
-        with self._lock:
-            latencies = self._registry.latencies()
-        for key, latency in latencies.items():
+    async def _read(self, now: float) -> None:
+        hour, window = int(now // HOUR_SECS), int(now // WINDOW_SECS)
+        with self._registry.lock:
+            known = [k for k in self._registry.latencies() if k in self._sums]
+            providers = {record_key_of(key) for key in [*known, *self._wanted]}
+            budgets = list(self._accounts.delta())
+        new, self._wanted = list(self._wanted)[:MOST_PROVIDERS], {}
+        try:
+            news = await self._ask((hour,), [*known, *new], window, budgets, providers)
+            self._take(news)
+            read = 1
+            for hours in HOURS:
+                if new and sum(map(self._seen, new)) < ENOUGH:
+                    self._take(await self._ask(range(hour - read, hour - hours, -1), new))
+                read = hours
+        except BaseException:
+            self._wanted = dict.fromkeys(new) | self._wanted
+            raise
+        self._own = {at: own for at, own in self._own.items() if at[1] >= hour - 1}
+        for key in [*known, *new]:
+            self._sums[key] = {h: s for h, s in self._sums[key].items() if h > hour - HOURS[-1]}
+            with self._registry.lock:
+                if (latency := self._registry.latencies().get(key)) is not None:
+                    latency.inform(self._others(key))
             await asyncio.sleep(0)
-            with self._lock:
-                latency.inform(self._others.get(key))
+        with self._registry.lock:
+            self._accounts.heed(news.budgets)
+        self._follow(providers, news)
 
-    # ---- breakers and budgets
+    async def _ask(
+        self,
+        hours: Collection[int],
+        keys: Sequence[str],
+        window: int = 0,
+        budgets: Collection[str] = (),
+        providers: Collection[str] = (),
+    ) -> News:
+        windows = (window, window - 1)
+        return await self._store.read(Request(hours, keys, windows, budgets, providers))
 
-    def _own_findings(self, now: float) -> dict[str, Finding]:
-        with self._lock:
-            records = self._registry.records().items()
-            simulated = self._registry.simulated
-            found = {key: each.finding(now) for key, each in records if key not in simulated}
-        return {key: each for key, each in found.items() if each.found != "unsure" or each.closings}
+    def _take(self, news: News) -> None:
+        for (key, hour), sums in news.latencies.items():
+            others = without(sums, self._own.get((key, hour), {}))
+            self._sums.setdefault(key, {})[hour] = others
 
-    def _follow(self, own: Findings, documents: Mapping[str, str], now: float) -> None:
-        others: dict[str, Findings] = {}
-        balances: list[Mapping[float, float]] = []
-        loads: dict[str, LoadReading] = {}
-        for process, text in documents.items():
-            try:
-                document = Document.of(text)
-            except UnknownVersion as e:
-                self._say_once(
-                    f"{self._store}: a process of another release shares the prefix ({e}): "
-                    "breakers and budgets are not shared with it",
-                )
-            except ValueError:
-                self._say_once(f"{self._store}: a process's document cannot be read")
-            else:
-                others[process] = document.providers
-                balances.append(document.balances)
-                for key, (running, waiting, age_secs) in document.loads.items():
-                    found = LoadReading(running, waiting, now - age_secs)
-                    if process < self._process and (
-                        key not in loads or found.read_at > loads[key].read_at
-                    ):
-                        loads[key] = found
-        self._balances = balances
-        self._registry.loads.shared = loads
-        advice = advise(own, self._findings, others)
-        # Of a large fleet only a sample is read: the others' findings are remembered.
-        known = {p: f for p, f in self._findings.items() if p not in others} if documents else {}
-        self._findings = dict([*known.items(), *others.items()][-MOST_KNOWN:])
-        with self._lock:
-            for key, record in self._registry.records().items():
-                record.follow(advice.get(key, NO_ADVICE), now)
+    def _seen(self, key: str) -> int:
+        return sum(sum(sums.values()) for sums in self._sums.get(key, {}).values())
 
-    def _even_out(self) -> None:
-        """Bring each account a little nearer to the fleet's mean."""
-        with self._lock:
-            for budget, account in self._accounts.items():
-                others = [each[budget] for each in self._balances if budget in each]
-                mean = (account.balance + sum(others)) / (1 + len(others))
-                account.withdraw(EVENING * (account.balance - mean))
+    def _others(self, key: str) -> Floats | None:
+        """What the other processes have seen, the latest hours first, until it is enough."""
+        found: Counter[str] = Counter()
+        for _, sums in sorted(self._sums[key].items(), reverse=True):
+            if found.total() >= ENOUGH:
+                break
+            found.update(sums)
+        return counts_of(found) if found else None
+
+    # ---- providers that are down
+
+    def _news_of_providers(self) -> bool:
+        down, answered = self._findings()
+        return bool(down - self._down or answered)
+
+    def _findings(self) -> tuple[set[str], set[str]]:
+        """The providers that this process finds down, and those that have closed their breaker.
+
+        Only a process to which another provider answers is believed: its own network is well.
+        """
+        now = asyncio.get_running_loop().time()
+        with self._registry.lock:
+            records = {
+                key: record
+                for key, record in self._registry.records().items()
+                if key not in self._registry.simulated
+            }
+            down = {key for key, record in records.items() if record.is_down(now)}
+            is_well = any(record.is_well(now) for record in records.values())
+            answered = {
+                key
+                for key, record in records.items()
+                if record.breaker.closings > self._closings.get(key, 0)
+            }
+        return (down if is_well else set()), answered
+
+    async def _report(self) -> None:
+        down, answered = self._findings()
+        with self._registry.lock:
+            records = self._registry.records()
+            closings = {key: records[key].breaker.closings for key in answered if key in records}
+            reasons = {key: records[key].breaker.reason for key in down if key in records}
+        for key in answered:
+            await self._store.report_up(key)
+        self._closings |= closings
+        for key in down:
+            why = reasons.get(key) or "silent in a row"
+            await self._store.report_down(key, self._process, why, DOWN_SECS)
+        self._down = down
+
+    def _follow(self, providers: Collection[str], news: News) -> None:
+        now = asyncio.get_running_loop().time()
+        with self._registry.lock:
+            for key in providers:
+                self._registry.record(key).follow(news.down.get(key), DOWN_SECS, now)
 
     # ---- what is logged
 
     def _say_away(self, why: str) -> None:
-        if not self._is_away:
-            self._is_away = True
+        if self._away_since is None:
+            self._away_since = time.monotonic()
             logger.warning(
                 f"{self._store}: {why}. Sessions go on with what this process knows, and what it "
                 "learns is shared when that is possible again"
@@ -362,11 +346,6 @@ class FleetSync:
             logger.debug(f"{self._store}: {why}")
 
     def _say_back(self) -> None:
-        if self._is_away:
-            self._is_away = False
+        if self._away_since is not None:
+            self._away_since = None
             logger.info(f"{self._store}: back, what was learned meanwhile is shared")
-
-    def _say_once(self, what: str) -> None:
-        if what not in self._said and len(self._said) < 100:
-            self._said.add(what)
-            logger.info(what)

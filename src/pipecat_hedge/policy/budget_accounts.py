@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipecat_hedge.policy.hedge_benefit import BenefitCache
@@ -46,22 +46,19 @@ class BudgetAccounts:
         benefits: What hedges save, as computed for pairs of latency curves.
     """
 
-    def __init__(
-        self, lock: threading.Lock | None = None, processes: Callable[[], int] = lambda: 1
-    ):
+    def __init__(self, lock: threading.Lock | None = None):
         """Start without accounts.
 
         Args:
             lock: Held while an account is read or changed; None creates one.
-            processes: Returns the number of processes that share the budgets, including this one.
         """
         self.benefits = BenefitCache()
         self._lock = lock or threading.Lock()
-        self._processes = processes
         self._accounts: OrderedDict[float, HedgeBudget] = OrderedDict()
         self._bursts: dict[float, HedgeBurst] = {}
         self._all = HedgeBudget(0.0)
         self._turns = 0
+        self._unshared: dict[float, list[int]] = {}
 
     @property
     def accounts(self) -> Mapping[float, HedgeBudget]:
@@ -77,6 +74,7 @@ class BudgetAccounts:
         """
         with self._lock:
             self._of(budget).begin_turn()
+            self._count(budget, turns=1)
             self._turns += 1
             mean = self._all.budget + (budget - self._all.budget) / min(self._turns, MEAN_TURNS)
             self._all.rebase(mean)
@@ -105,11 +103,10 @@ class BudgetAccounts:
         Returns:
             Whether the request is paid for. Then send it, or call ``pay_back``.
         """
-        processes = self._processes()
         with self._lock:
             if not self._permits(budget, cost):
                 return False
-            if not self._bursts[budget].permits(cost, now, processes):
+            if not self._bursts[budget].permits(cost, now):
                 return False
             self._pay(budget, cost, now)
             return True
@@ -122,6 +119,7 @@ class BudgetAccounts:
     def pay_back(self, budget: float, cost: float) -> None:
         """Refund a claimed request that was not sent; arguments as for ``claim``."""
         with self._lock:
+            self._count(budget, cost=-cost)
             for account in (self._of(budget), self._all):
                 account.withdraw(-cost)
             self._bursts[budget].pay_back(cost)
@@ -144,7 +142,37 @@ class BudgetAccounts:
             return False
         return len(self._accounts) == 1 or self._all.permits(cost)
 
+    # ---- in a fleet; the lock must be held
+
+    def delta(self) -> dict[str, dict[str, int]]:
+        """Turns, and thousandths of hedges, that other processes do not know of yet, by budget."""
+        return {
+            f"{budget:g}": {"turns": turns, "hedges": hedges}
+            for budget, (turns, hedges) in self._unshared.items()
+        }
+
+    def take_delta(self, delta: Mapping[str, Mapping[str, int]] | None = None) -> None:
+        """Count no more what other processes know of now; None is everything."""
+        for budget, counts in self._unshared.items():
+            told = (self.delta() if delta is None else delta).get(f"{budget:g}")
+            if told is not None:
+                counts[0] -= told["turns"]
+                counts[1] -= told["hedges"]
+
+    def heed(self, sums: Mapping[str, Mapping[str, int]]) -> None:
+        """Take what a fleet has sent of late, by budget; see ``HedgeBudget.heed``."""
+        for budget, account in self._accounts.items():
+            found = sums.get(f"{budget:g}")
+            if found is not None:
+                account.heed(found.get("turns", 0), found.get("hedges", 0) / 1000)
+
+    def _count(self, budget: float, *, turns: int = 0, cost: float = 0.0) -> None:
+        counts = self._unshared.setdefault(budget, [0, 0])
+        counts[0] += turns
+        counts[1] += round(1000 * cost)
+
     def _pay(self, budget: float, cost: float, now: float | None) -> None:
+        self._count(budget, cost=cost)
         for account in (self._of(budget), self._all):
             account.withdraw(cost)
         if now is not None:
@@ -158,6 +186,7 @@ class BudgetAccounts:
             if len(self._accounts) > MOST_ACCOUNTS:
                 oldest, _ = self._accounts.popitem(last=False)
                 del self._bursts[oldest]
+                self._unshared.pop(oldest, None)
         else:
             self._accounts.move_to_end(budget)
         return found

@@ -41,6 +41,12 @@ MOST_SHARE = 0.95
 """Upper bound of the share of turns; only free requests are sent in all turns."""
 DEAREST = 10.0
 """Upper bound of the cost of one extra request, in units of the turn's first."""
+MOST_RATIO = 1.2
+"""A fleet that has sent so many times its budget sends no hedges for a while."""
+LEAST_RATIO = 0.8
+"""A fleet that leaves a part of its budget hedges at most as if it had left a fifth."""
+HEEDED_HEDGES = 20.0
+"""Hedges that a fleet's turns allow, below which the number that was sent says little."""
 ROUNDING = 1e-9
 """Tolerance for sums of deposits in floating point."""
 
@@ -53,6 +59,8 @@ class HedgeBudget:
         balance: Requests in the account; negative is a debt.
         most_credit: Largest credit, in requests.
         most_debt: Largest debt, in requests.
+        fleet_ratio: The hedges of a fleet's latest turns, in units of what the budget allows; None
+            if they are not known, or too few.
     """
 
     def __init__(self, budget: float):
@@ -62,6 +70,7 @@ class HedgeBudget:
             budget: Extra requests per turn, on average; not negative.
         """
         self.balance = 0.0
+        self.fleet_ratio: float | None = None
         self.rebase(budget)
 
     def rebase(self, budget: float) -> None:
@@ -73,6 +82,16 @@ class HedgeBudget:
         self.budget = budget
         self.most_credit = max(SAVED_TURNS * budget, LEAST_SAVED) if budget else 0.0
         self.most_debt = OWED_TURNS * budget
+
+    def heed(self, turns: float, hedges: float) -> None:
+        """Take what a fleet has sent, of which this account's turns are a part.
+
+        Args:
+            turns: Turns of late.
+            hedges: The cost of their hedges, in usual requests.
+        """
+        allowed = turns * self.budget
+        self.fleet_ratio = hedges / allowed if allowed >= HEEDED_HEDGES else None
 
     def begin_turn(self, deposit: float | None = None) -> None:
         """Deposit a turn's budget.
@@ -92,10 +111,12 @@ class HedgeBudget:
         """
         if cost <= 0 or not self.budget:
             return cost <= 0
+        if self.fleet_ratio is not None and self.fleet_ratio >= MOST_RATIO:
+            return False
         return self.balance + ROUNDING >= min(cost - self.most_debt, self.most_credit)
 
     def withdraw(self, cost: float = 1.0) -> None:
-        """Withdraw the cost of an extra request, or what is transferred to other processes.
+        """Withdraw the cost of an extra request.
 
         Args:
             cost: Cost in units of the turn's first request; negative is a refund.
@@ -115,6 +136,8 @@ class HedgeBudget:
         full = min(self.balance / unused, 1.0) if unused else 0.0
         if full > UNUSED:
             factor *= RAISED_BY ** ((full - UNUSED) / (1.0 - UNUSED))
+        if self.fleet_ratio is not None:
+            factor /= max(self.fleet_ratio, LEAST_RATIO) ** 2
         allowed = self.budget * factor
         return min(allowed / cost, MOST_SHARE) if cost > 0 else 1.0
 

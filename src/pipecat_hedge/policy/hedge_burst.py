@@ -2,44 +2,27 @@
 
 When a provider turns slow, every waiting turn reaches its hedge time together; the account in
 ``hedge_budget.py`` bounds only the average over hundreds of turns. Each turn adds ``SLACK`` times
-its budget, each extra request takes one token. The bucket of all processes holds ``saved`` tokens:
-three standard deviations of the extra requests of ``TURNS`` turns, 12 at a budget of 0.1.
+its budget, each extra request takes one token. The bucket holds ``MOST`` tokens.
 Without ``SLACK`` the p99 of the "jagged" profile is a third longer (``tests/support/crowd.py``).
-
-The processes share the bucket equally; unequal load between processes is not modelled.
 See ``docs/design/when-to-hedge.md``.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from pipecat_hedge.race.events import LaunchDecision, LaunchRule, Waiting
 
-TURNS = 180
-"""The turns of a fleet in the few seconds in which a slow period begins."""
-CHANCE = 3.0
-"""Standard deviations: a burst of this size still looks like random variation."""
-MOST_PER_PROCESS = 4.0
-"""Capacity of one process, which may not know of the others yet."""
+MOST = 4.0
+"""Tokens of a process, which knows nothing of the others' bursts. With 2 the p99 of a provider that
+stalls in a turn of twenty is 3.4 instead of 1.4 s (``tests/service/test_turn_order.py``)."""
 SLACK = 2.0
 """Tokens per turn, in units of the budget. At 1 the bucket is half empty in calm times and delays
 hedges; above 2 the bursts of eight processes exceed chance (``tests/support/crowd.py``)."""
 REFILL_SECS = 4.0
-"""All processes together gain one token in this time, for processes with few turns."""
+"""A process gains one token in this time, for those with few turns."""
 ONE_TOKEN = 1.0 - 1e-9
 """One token, less the rounding of floating-point sums."""
-
-
-def saved(budget: float) -> float:
-    """Return how many extra requests all processes together may send at once.
-
-    Args:
-        budget: Extra requests per turn, on average.
-    """
-    share = min(budget, 0.5)
-    return CHANCE * math.sqrt(TURNS * share * (1 - share))
 
 
 class HedgeBurst:
@@ -52,20 +35,13 @@ class HedgeBurst:
             budget: Extra requests per turn, on average.
         """
         self._budget = budget
-        self._saved = saved(budget)
-        self._processes = 1
-        self._tokens = MOST_PER_PROCESS
+        self._tokens = MOST
         self._now: float | None = None
-
-    @property
-    def most(self) -> float:
-        """The capacity of this process's bucket, in requests."""
-        return min(max(self._saved / self._processes, 1.0), MOST_PER_PROCESS)
 
     def begin_turn(self, now: float) -> None:
         """Add a turn's tokens at ``now``, in seconds."""
         self._fill(now)
-        self._tokens = min(self._tokens + SLACK * self._budget, self.most)
+        self._tokens = min(self._tokens + SLACK * self._budget, MOST)
 
     def spend(self, cost: float, now: float) -> None:
         """Take the tokens of an extra request, down to a debt of one full bucket.
@@ -75,7 +51,7 @@ class HedgeBurst:
             now: Time in seconds.
         """
         self._fill(now)
-        self._tokens = max(self._tokens - cost, -self.most)
+        self._tokens = max(self._tokens - cost, -MOST)
 
     def pay_back(self, cost: float) -> None:
         """Return the tokens of an extra request that was not sent.
@@ -83,25 +59,23 @@ class HedgeBurst:
         Args:
             cost: Its cost in units of the turn's first request.
         """
-        self._tokens = min(self._tokens + cost, self.most)
+        self._tokens = min(self._tokens + cost, MOST)
 
-    def permits(self, cost: float, now: float, processes: int = 1) -> bool:
+    def permits(self, cost: float, now: float) -> bool:
         """Return whether an extra request may be sent now.
 
         Args:
             cost: Cost in units of the turn's first request. A free request may always be sent. One
                 that costs more than the bucket holds may be sent when the bucket is full.
             now: Time in seconds.
-            processes: Processes that share the budget, including this one.
         """
-        self._processes = processes
         self._fill(now)
-        return cost <= 0 or self._tokens >= ONE_TOKEN * min(cost, self.most)
+        return cost <= 0 or self._tokens >= ONE_TOKEN * min(cost, MOST)
 
     def _fill(self, now: float) -> None:
         """Add tokens for the time since the last call; clocks of several event loops may differ."""
         secs = 0.0 if self._now is None else max(now - self._now, 0.0)
-        self._tokens = min(self._tokens + secs / REFILL_SECS / self._processes, self.most)
+        self._tokens = min(self._tokens + secs / REFILL_SECS, MOST)
         self._now = now
 
 

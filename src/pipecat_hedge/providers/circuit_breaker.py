@@ -16,7 +16,6 @@ import math
 import random
 from collections import deque
 from dataclasses import dataclass
-from typing import Literal
 
 from pipecat_hedge.providers.verdict import Verdict
 from pipecat_hedge.race.errors import ConfigurationError
@@ -209,22 +208,9 @@ class CircuitBreaker:
 
     # ---- other processes
 
-    def found(self, now: float) -> Literal["well", "down", "unsure"]:
-        """What this process's own attempts say about the provider.
-
-        Returns:
-            ``down``, ``well``, or ``unsure`` without recent attempts. A breaker that only follows
-            other processes is ``unsure``.
-        """
-        state = self.state(now)
-        if state == "open":
-            return "unsure" if self._is_from_fleet else "down"
-        is_asked = bool(self._seen) and self._seen[-1][0] > now - self.settings.window_secs
-        return "well" if state == "closed" and is_asked else "unsure"
-
-    def open_secs(self, now: float) -> float:
-        """How long it stays open, in seconds; 0 if it is not open."""
-        return self._open_until - now if self.state(now) == "open" else 0.0
+    def is_open_by_itself(self, now: float) -> bool:
+        """Whether it is open because of this process's own attempts."""
+        return self.state(now) == "open" and not self._is_from_fleet
 
     def follow_open(self, secs: float, now: float, reason: str) -> bool:
         """Open because other processes did. Ignored while open, half-open, or just closed.
@@ -244,12 +230,12 @@ class CircuitBreaker:
         return True
 
     def follow_closed(self, now: float, reason: str) -> bool:
-        """Become half-open early, because another process got an answer.
+        """Become half-open early, if it was opened because of other processes.
 
         Returns:
-            Whether it was open.
+            Whether it was.
         """
-        if self.state(now) != "open":
+        if self.state(now) != "open" or not self._is_from_fleet:
             return False
         self._change("half_open", now, reason)
         self._open_until, self._answered_in_row = now, 0

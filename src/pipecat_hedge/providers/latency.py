@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,8 +96,8 @@ class ProviderLatency:
     """Learns how long one provider takes. Protected by the registry's lock.
 
     Attributes:
-        totals: This process's observations in the current time slice, as plain counts of shape
-            ``COUNTS``; None if nothing is shared with other processes.
+        totals: What was seen here and is not shared yet, in plain counts of shape ``COUNTS``; None
+            if nothing is shared with other processes.
         slow_period: Whether the provider has turned slow.
         silences: How many of the latest attempts in a row were silent until they were cut.
     """
@@ -365,23 +364,31 @@ class ProviderLatency:
             prior, present = (before, keep) if model in watched else (model.curve, 0)
             aside = present if put_aside else None
             model.restart(prior.scaled(factor), present, put_aside_but=aside)
-        self._changed([np.rint(model.counts) for model in self._models[:SENTENCE]])
+        self._changed()
 
     def _resume(self, watched: tuple[LatencyModel, ...]) -> None:
         """Restore the models from before the slow period, which is over."""
         for model in self._models[:SENTENCE]:
             model.resume(RECOVERED if model in watched else 0)
-        self._changed([0] * SENTENCE)
+        self._changed()
 
-    def _changed(self, totals: Sequence[npt.ArrayLike]) -> None:
-        """Drop outdated counts from what is shared, and outdated observations from the watches."""
+    def _changed(self) -> None:
+        """Share nothing from before a change, and compare with nothing from before it."""
         if self.totals is not None:
-            for number, of_model in enumerate(totals):
-                self.totals[number] = of_model
+            self.totals[:SENTENCE] = 0
         for watch in self._watches:
             watch.begin_again()
 
     # ---- shared with other processes, and kept between runs
+
+    def share(self) -> None:
+        """Count what is seen from now on, for other processes."""
+        self.totals = np.zeros(COUNTS, np.int64)
+
+    def added(self, counts: npt.NDArray[np.int64]) -> None:
+        """Count no more what other processes have got."""
+        if self.totals is not None:
+            np.maximum(self.totals - counts, 0, out=self.totals)
 
     def inform(self, others: Floats | None) -> None:
         """Use other processes' observations in place of the prior.

@@ -11,8 +11,7 @@ from pipecat_hedge.providers.circuit_breaker import (
     CircuitBreakerSettings,
 )
 from pipecat_hedge.providers.concurrency_limit import ConcurrencyLimit
-from pipecat_hedge.providers.fleet_advice import Advice, Finding
-from pipecat_hedge.providers.latency import ProviderLatency
+from pipecat_hedge.providers.latency import SILENCES, ProviderLatency
 from pipecat_hedge.providers.verdict import Verdict
 
 
@@ -96,14 +95,25 @@ class ProviderRecord:
 
     # ---- in a fleet
 
-    def finding(self, now: float) -> Finding:
-        """What this process's own requests show."""
-        breaker = self.breaker
-        return Finding(breaker.found(now), breaker.open_secs(now), breaker.reason, breaker.closings)
+    def is_well(self, now: float) -> bool:
+        """Whether it has answered a request of this process of late."""
+        since = now - self.breaker.settings.window_secs
+        return self.breaker.state(now) == "closed" and self.last_token_at > since
 
-    def follow(self, advice: Advice, now: float) -> None:
-        """Apply what other processes have found."""
-        if advice.try_it:
+    def is_down(self, now: float) -> bool:
+        """Whether this process's own requests have failed, or were silent, in a row."""
+        is_silent = any(latency.silences >= SILENCES for latency in self.latencies.values())
+        return is_silent or self.breaker.is_open_by_itself(now)
+
+    def follow(self, reason: str | None, secs: float, now: float) -> None:
+        """Open or test its breaker because of what other processes have found.
+
+        Args:
+            reason: Why it is down; None if it is not.
+            secs: For how long the breaker opens.
+            now: The time.
+        """
+        if reason is not None:
+            self.breaker.follow_open(secs, now, f"the fleet: {reason}")
+        else:
             self.breaker.follow_closed(now, "the fleet: another process got an answer")
-        elif advice.open_secs is not None:
-            self.breaker.follow_open(advice.open_secs, now, advice.reason)

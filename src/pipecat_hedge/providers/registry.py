@@ -25,7 +25,6 @@ from pipecat_hedge.providers.permits import BY_TIER, OPTIONAL, Permit, Terms
 from pipecat_hedge.providers.priority import WorkClass
 from pipecat_hedge.providers.priors import prior_for
 from pipecat_hedge.providers.record import BreakerChange, ProviderRecord
-from pipecat_hedge.providers.server_queue import LoadReadings
 from pipecat_hedge.providers.shared_outage import SharedOutage
 from pipecat_hedge.providers.slow_period import SlowPeriod
 from pipecat_hedge.providers.standing import Standing
@@ -53,7 +52,6 @@ class ProviderRegistry:
 
     Attributes:
         lock: Protects the records, and the budget accounts of the same process.
-        loads: The readings of servers' load, shared with other processes.
         holds: Permits and claims, which are released if their event loop is closed.
         simulated: The providers whose statistics stay in this process, by ``key_of``.
     """
@@ -69,7 +67,6 @@ class ProviderRegistry:
                 have not been read yet and are not late.
         """
         self.lock = threading.Lock()
-        self.loads = LoadReadings()
         self.holds = LoopHolds()
         self.simulated: set[str] = set()
         self._rng = rng or random.Random()

@@ -7,47 +7,9 @@ no hedge, and only those replacements for which no other provider is left.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from pipecat_hedge.race.reports import ServerLoad
-
-
-@dataclass(frozen=True, slots=True)
-class LoadReading:
-    """A server's load as one process has read it.
-
-    Parameters:
-        running: The requests that it works on.
-        waiting: The requests in its queue.
-        read_at: When it was read, in the loop's time.
-    """
-
-    running: int
-    waiting: int
-    read_at: float
-
-
-@dataclass(slots=True)
-class LoadReadings:
-    """What the processes of a fleet have read of their servers' load.
-
-    A reading costs a server time, so one process reads for all: the first one by name.
-
-    Parameters:
-        own: This process's latest readings, by ``key_of``.
-        shared: The latest readings of processes whose names come before this one's.
-    """
-
-    own: dict[str, LoadReading] = field(default_factory=dict[str, LoadReading])
-    shared: Mapping[str, LoadReading] = field(default_factory=dict[str, LoadReading])
-
-    @staticmethod
-    def key_of(address: str) -> str:
-        """The key of a server: its address may name an internal host."""
-        return hashlib.sha256(address.encode()).hexdigest()[:16]
 
 
 @runtime_checkable
@@ -57,10 +19,6 @@ class ReportsServerLoad(Protocol):
     @property
     def server_load(self) -> ServerLoad | None:
         """The server's load; None without a recent reading."""
-        ...
-
-    def share_load(self, readings: LoadReadings) -> None:
-        """Share the readings of the server's load with other processes."""
         ...
 
 

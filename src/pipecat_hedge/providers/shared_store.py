@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from pipecat_hedge.race.errors import HedgeError
+
+Sums = Mapping[str, int]
+"""Counts by field. A field is the store's: see ``fleet.counts``."""
 
 
 class StoreUnavailable(HedgeError):
@@ -14,70 +17,86 @@ class StoreUnavailable(HedgeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
-    """One process's latency counts of one slice of time, as totals.
+class Delta:
+    """What a process adds to its fleet's sums.
 
     Parameters:
-        number: Hours from the store's epoch to the slice.
-        counts: The packed counts by provider.
+        hour: Hours since 1970.
+        latencies: Counts by the key of a provider's statistics.
+        window: Windows of a budget since 1970.
+        budgets: Turns and hedges by budget.
     """
 
-    number: int
-    counts: Mapping[str, bytes]
+    hour: int
+    latencies: Mapping[str, Sums]
+    window: int
+    budgets: Mapping[str, Sums]
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
-    """What the other processes have in the store.
+class Request:
+    """What a process reads.
 
     Parameters:
-        documents: Their documents by process; a random sample in a large fleet.
-        processes: The number of processes, including this one.
-        slices: Packed counts of other processes by slice, as pairs of provider and counts; a random
-            sample in a large fleet.
-        fields: The number of entries in the written slice.
+        hours: The hours of the latencies.
+        latencies: The keys of the statistics.
+        windows: The windows of the budgets.
+        budgets: The budgets.
+        providers: The keys of the providers that may be down.
     """
 
-    documents: Mapping[str, str] = field(default_factory=dict[str, str])
-    processes: int = 1
-    slices: Mapping[int, Sequence[tuple[str, bytes]]] = field(
-        default_factory=dict[int, Sequence[tuple[str, bytes]]]
-    )
-    fields: int = 0
+    hours: Collection[int]
+    latencies: Collection[str]
+    windows: Collection[int]
+    budgets: Collection[str]
+    providers: Collection[str]
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """The sums of a fleet.
+
+    Parameters:
+        latencies: Counts by statistics and hour.
+        budgets: Turns and hedges by budget, over the windows.
+        down: Why a provider is down, by its key, for each that is.
+    """
+
+    latencies: Mapping[tuple[str, int], Sums] = field(default_factory=dict[tuple[str, int], Sums])
+    budgets: Mapping[str, Sums] = field(default_factory=dict[str, Sums])
+    down: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @runtime_checkable
 class SharedStore(Protocol):
     """A store that processes share. Used by one task at a time, on one event loop at a time.
 
-    Each write replaces the process's previous one, so a repeated write is harmless.
+    Every method raises ``StoreUnavailable`` if the store cannot be used now.
     """
 
-    async def now(self) -> float:
-        """Return the store's own clock, in seconds.
+    async def add(self, delta: Delta) -> None:
+        """Add a process's counts, within a second."""
+        ...
 
-        Raises:
-            StoreUnavailable: If the store cannot be used now.
+    async def read(self, request: Request) -> News:
+        """Read the fleet's sums, within a second."""
+        ...
+
+    async def report_down(self, provider: str, process: str, reason: str, secs: float) -> None:
+        """Report that a process finds a provider down. It is down once a second process does.
+
+        Args:
+            provider: The provider's key.
+            process: The name of the process.
+            reason: Why, for a person to read.
+            secs: How long each report holds.
         """
         ...
 
-    async def exchange(
-        self, process: str, now: float, document: str, written: Slice | None, read: Sequence[int]
-    ) -> Received:
-        """Write this process's entries and read those of the others, within a second.
-
-        Args:
-            process: The name of this process.
-            now: The result of ``now``, in seconds.
-            document: This process's findings, valid for some seconds.
-            written: This process's latency counts; None writes none.
-            read: The numbers of the slices to read, the latest first.
-
-        Raises:
-            StoreUnavailable: If the store cannot be used now. The entries may have been written.
-        """
+    async def report_up(self, provider: str) -> None:
+        """Report that a provider has answered."""
         ...
 
     async def close(self) -> None:
-        """Close the connections of this event loop; the next exchange opens them again."""
+        """Close the connections of this event loop; the next call opens them again."""
         ...

@@ -1,4 +1,4 @@
-"""Stores statistics between runs: the store protocol, and a file as the default.
+"""Stores statistics between runs: the store protocol, a file, and a snapshot that is read only.
 
 ``shared_store.py`` has the protocol for processes that share statistics while they run.
 """
@@ -10,10 +10,17 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 from loguru import logger
 
 from pipecat_hedge.race.errors import ConfigurationError
+
+SNAPSHOT_SECS = 5.0
+"""How long a snapshot's server may be silent."""
+MOST_BYTES = 50_000_000
+"""The most of a snapshot that is read."""
 
 
 class StatsStore(Protocol):
@@ -98,3 +105,48 @@ class FileStore:
             logger.warning(f"statistics at {self.path} are {why}, and stay there: {e.strerror}")
         else:
             logger.warning(f"statistics at {self.path} are {why}: set aside as {aside}")
+
+
+class Snapshot:
+    """Statistics that are published under a URL, such as by ``pipecat-hedge stats export``.
+
+    They are read once, in the background: no turn waits for them. Nothing is saved there.
+    """
+
+    def __init__(self, url: str):
+        """Set the address.
+
+        Args:
+            url: ``https://``; on loopback also ``http://``. A signature in the query is not logged.
+
+        Raises:
+            ConfigurationError: If it is another URL.
+        """
+        parts = urlsplit(url)
+        is_local = parts.hostname in ("localhost", "127.0.0.1", "::1")
+        if not (parts.scheme == "https" or (parts.scheme == "http" and is_local)):
+            raise ConfigurationError(
+                "url must begin with https://: statistics are not read over a plain connection"
+            )
+        self._url = url
+        self._name = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+    def __str__(self) -> str:
+        """The address without credentials."""
+        return self._name
+
+    def load(self) -> str | None:
+        """Return the text, or None if it cannot be read."""
+        try:
+            with urlopen(self._url, timeout=SNAPSHOT_SECS) as response:
+                return response.read(MOST_BYTES).decode("utf-8", "replace")
+        except (OSError, ValueError) as e:  # a URL may be part of the message
+            logger.warning(f"cannot read statistics at {self}: {type(e).__name__}")
+            return None
+
+    def save(self, text: str) -> None:
+        """Save nothing."""
+
+    def set_aside(self, why: str) -> None:
+        """Log that it cannot be used."""
+        logger.warning(f"statistics at {self} are {why}: they are not used")

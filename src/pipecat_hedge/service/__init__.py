@@ -3,7 +3,7 @@
 from pipecat_hedge.service.admission_terms import AdmissionMode
 from pipecat_hedge.service.attempt_stats import AttemptStats
 from pipecat_hedge.service.candidates import TurnMembers
-from pipecat_hedge.service.composition import default_store, write_logs
+from pipecat_hedge.service.composition import default_store, store_named, write_logs
 from pipecat_hedge.service.events import EventHub
 from pipecat_hedge.service.hedged_service import HedgedLLMService
 from pipecat_hedge.service.known_answers import KnownAnswers, Question
@@ -13,6 +13,7 @@ from pipecat_hedge.service.planned_turn import TurnSpec
 from pipecat_hedge.service.provider import Provider
 from pipecat_hedge.service.provider_race import ProviderAttempt, ProviderRace
 from pipecat_hedge.service.provider_states import breaker_report, states_of
+from pipecat_hedge.service.provider_stats import VERSION as STATS_VERSION
 from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.service.sentences import is_whole_sentence
 from pipecat_hedge.service.stages import Stages
@@ -23,6 +24,7 @@ from pipecat_hedge.service.wires import WireEvent, WireReader, is_rare, parsed
 
 __all__ = [
     "CONTINUE",
+    "STATS_VERSION",
     "AdmissionMode",
     "AttemptStats",
     "EventHub",
@@ -50,5 +52,6 @@ __all__ = [
     "report_drained",
     "report_turn",
     "states_of",
+    "store_named",
     "write_logs",
 ]

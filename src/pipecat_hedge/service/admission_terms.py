@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal, TypeAlias, get_args
 
 from pipecat_hedge.providers.concurrency_limit import OPEN_BOUNDS, SHED_BOUNDS, LimitBounds
@@ -35,10 +34,3 @@ def admission_terms(
     if min_in_flight is None and type(max_in_flight) is int:
         floor = max(min(floor, max_in_flight), 1)
     return Terms(tier, object(), LimitBounds(floor, ceiling, bounds.start), sheds=mode == "shed")
-
-
-def divided(terms: Terms, processes: int) -> Terms:
-    """The terms for one process of a fleet, so that all together stay below the ceiling."""
-    bounds = terms.bounds
-    ceiling = max(bounds.ceiling // max(processes, 1), bounds.floor)
-    return replace(terms, bounds=replace(bounds, ceiling=ceiling))

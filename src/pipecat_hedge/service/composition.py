@@ -17,7 +17,7 @@ from platformdirs import user_state_path
 from pipecat_hedge.policy.hedge_policy import HedgePolicy
 from pipecat_hedge.policy.slo import Slo
 from pipecat_hedge.providers.shared_store import SharedStore
-from pipecat_hedge.providers.stats_store import FileStore, StatsStore
+from pipecat_hedge.providers.stats_store import FileStore, Snapshot, StatsStore
 from pipecat_hedge.race.errors import ConfigurationError, missing_extra
 from pipecat_hedge.race.reports import Tier
 from pipecat_hedge.service.events import EventHub
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from pipecat_hedge.telemetry.slo_tracker import SloTracker
 
 ENVIRONMENT = "PIPECAT_HEDGE_STATS"
-"""A path for the statistics, the URL of a Redis to share them, or ``off``."""
+"""A path for the statistics, the URL of a Redis to share them or of a snapshot, or ``off``."""
 SCHEMES = ("redis:", "rediss:", "unix:")
 
 
 def default_store() -> StatsStore | SharedStore | None:
-    """The store that ``PIPECAT_HEDGE_STATS`` names: a file, a Redis, or none.
+    """The store that ``PIPECAT_HEDGE_STATS`` names: a file, a Redis, a snapshot, or none.
 
     If it is not set: the Redis in ``REDIS_URL`` if redis-py is installed, and otherwise a file in
     the user's state folder.
@@ -49,18 +49,8 @@ def default_store() -> StatsStore | SharedStore | None:
     named = os.environ.get(ENVIRONMENT, "").strip()
     if named.lower() in ("off", "none", "0"):
         return None
-    if named.lower().startswith(SCHEMES):
-        return RedisStore(named)
-    if "://" in named:  # not quoted: it may have a password
-        raise ConfigurationError(
-            f"{ENVIRONMENT} is a URL of another scheme: write redis://, rediss://, unix:// or a "
-            "path"
-        )
     if named:
-        try:
-            return FileStore(named)
-        except ConfigurationError as e:
-            raise ConfigurationError(f"{ENVIRONMENT}: {e}; or {ENVIRONMENT}=off") from None
+        return store_named(named, ENVIRONMENT, f"; or {ENVIRONMENT}=off")
     if os.environ.get("REDIS_URL", "").strip() and find_spec("redis") is not None:
         try:
             store = RedisStore()
@@ -75,11 +65,39 @@ def default_store() -> StatsStore | SharedStore | None:
     return FileStore(user_state_path("pipecat-hedge", appauthor=False) / "stats.json")
 
 
+def store_named(
+    named: str, argument: str = "the store", remedy: str = ""
+) -> StatsStore | SharedStore:
+    """The store of a name: the URL of a Redis or of a snapshot, or a path.
+
+    Args:
+        named: The name.
+        argument: What gives the name, for the message of an error.
+        remedy: What else may be done.
+
+    Raises:
+        ConfigurationError: If it cannot be used; the message does not quote it.
+    """
+    from pipecat_hedge.fleet.redis_store import RedisStore
+
+    if named.lower().startswith(SCHEMES):
+        return RedisStore(named)
+    if "://" in named and not named.lower().startswith(("https:", "http:")):
+        raise ConfigurationError(  # not quoted: it may have a password
+            f"{argument} is a URL of another scheme: write redis://, rediss://, unix://, https:// "
+            "or a path"
+        )
+    try:
+        return Snapshot(named) if "://" in named else FileStore(named)
+    except ConfigurationError as e:
+        raise ConfigurationError(f"{argument}: {e}{remedy}") from None
+
+
 def join_fleet(store: SharedStore, stats: ProviderStats) -> FleetSync:
     """Share statistics through a store."""
     from pipecat_hedge.fleet.sync import FleetSync
 
-    return FleetSync(store, stats, stats.accounts.accounts)
+    return FleetSync(store, stats, stats.accounts)
 
 
 def slo_tracker(events: EventHub) -> SloTracker:

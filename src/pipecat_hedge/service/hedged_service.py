@@ -50,7 +50,7 @@ from pipecat_hedge.race.reports import (
 )
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service import composition
-from pipecat_hedge.service.admission_terms import AdmissionMode, admission_terms, divided
+from pipecat_hedge.service.admission_terms import AdmissionMode, admission_terms
 from pipecat_hedge.service.events import EventHub
 from pipecat_hedge.service.hosting_service import HostingLLMService
 from pipecat_hedge.service.inference import WHOLE_ANSWER_SECS, Inference
@@ -172,8 +172,8 @@ class HedgedLLMService(HostingLLMService):
             min_in_flight: The requests in flight to a provider, from this process, below which no
                 limit is inferred from its latency. Defaults to 10, with ``shed`` to 1.
             max_in_flight: The most requests in flight with which hedges and warm-up prompts are
-                sent, and with ``shed`` callers' requests. Defaults to 1000; with ``shed`` to 200,
-                divided among the processes of a fleet.
+                sent, and with ``shed`` callers' requests, in each process. Defaults to 1000; with
+                ``shed`` to 200.
             slo: The SLO of this tier's callers; ``slo_status`` returns how it is met. Defaults to
                 the policy's, if it has one.
             own_spans: Whether to create OpenTelemetry spans of the races if Pipecat's own tracing
@@ -335,7 +335,7 @@ class HedgedLLMService(HostingLLMService):
         self._tracer.setup(setup)
         await self._pool.setup(setup)
         if self._runs_on is None:
-            self._stats.begin_session()
+            self._stats.begin_session([member.backend() for member in self._pool.members])
             self._runs_on = asyncio.get_running_loop()
 
     async def cleanup(self) -> None:
@@ -535,8 +535,6 @@ class HedgedLLMService(HostingLLMService):
             is_given=bool(spec.choice.first) or self.policy.has_given_order,
         )
         terms = dataclasses.replace(self._options.terms, has_first_token=not spec.whole_answers)
-        if terms.sheds and self._stats.fleet is not None:
-            terms = divided(terms, self._stats.fleet.processes)
         return ProviderRace(self._stats, self.policy, spec, members, terms)
 
     async def _report_failure(self, failure: AllProvidersFailed) -> None:

@@ -56,8 +56,6 @@ class ProviderPool:
             for provider in providers
         )
         self.adapters = tuple(c for member in self.members for c in member.adapters)
-        for adapter in self.adapters:
-            adapter.share_load(stats.loads)
         self._refreshes = TaskScope()
 
     def of_turn(

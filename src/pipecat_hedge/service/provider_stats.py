@@ -10,20 +10,20 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from weakref import WeakSet
 
 from loguru import logger
 
 from pipecat_hedge.policy.budget_accounts import BudgetAccounts, BudgetState
-from pipecat_hedge.providers.backends import MOST_PROVIDERS, record_key_of
+from pipecat_hedge.providers.backends import MOST_PROVIDERS, Backend, record_key_of
 from pipecat_hedge.providers.background import LoopWork
 from pipecat_hedge.providers.latency import ProviderLatency
 from pipecat_hedge.providers.loop_lag import LoopWatch
 from pipecat_hedge.providers.priors import prior_for
 from pipecat_hedge.providers.registry import ProviderRegistry
 from pipecat_hedge.providers.shared_store import SharedStore
-from pipecat_hedge.providers.stats_store import StatsStore
+from pipecat_hedge.providers.stats_store import Snapshot, StatsStore
 from pipecat_hedge.service import composition
 from pipecat_hedge.service.events import EventHub
 
@@ -65,7 +65,7 @@ class ProviderStats(ProviderRegistry):
         """
         self.loop_watch = LoopWatch()
         super().__init__(lag_secs=self.loop_watch.lag_now)
-        self.accounts = BudgetAccounts(self.lock, self._processes)
+        self.accounts = BudgetAccounts(self.lock)
         shared = store if isinstance(store, SharedStore) else None
         self._store = None if isinstance(store, SharedStore) else store
         self._clock = clock
@@ -79,7 +79,10 @@ class ProviderStats(ProviderRegistry):
             self.fleet = composition.join_fleet(shared, self)
             works["shares statistics"] = self.fleet.run
         self._background = LoopWork(works)
-        self._load()
+        if isinstance(store, Snapshot):  # no turn waits for the network
+            threading.Thread(target=self._load, name="reads statistics", daemon=True).start()
+        else:
+            self._load()
         with _introducing:
             _registries.add(self)
             for follower in _followers:
@@ -96,20 +99,22 @@ class ProviderStats(ProviderRegistry):
         """The state of each budget that was used lately."""
         return self.accounts.states()
 
-    def _processes(self) -> int:
-        return 1 if self.fleet is None else self.fleet.processes
-
     def _introduce(self, key: str, latency: ProviderLatency) -> None:
         if self.fleet is not None:
             self.fleet.introduce(key, latency)
 
     # ---- while there are sessions
 
-    def begin_session(self) -> None:
+    def begin_session(self, backends: Collection[Backend] = ()) -> None:
         """Watch the loop and share statistics with other processes, until ``end_session``.
 
         Each session calls it once, on its own event loop. Without a shared store nothing is shared.
+
+        Args:
+            backends: The providers of which the session wants to know what the fleet knows.
         """
+        if self.fleet is not None:
+            self.fleet.want([backend.key for backend in backends])
         self._background.hold()
 
     async def end_session(self) -> None:
@@ -183,7 +188,11 @@ class ProviderStats(ProviderRegistry):
             if version == VERSION:
                 for key, saved in found["providers"].items():
                     ProviderLatency(prior_for(key)).restore(saved)  # raises on invalid data
-                self._saved = dict(list(found["providers"].items())[-MOST_PROVIDERS:])
+                with self.lock:
+                    self._saved = dict(list(found["providers"].items())[-MOST_PROVIDERS:])
+                    for key, latency in self.latencies().items():
+                        if key in self._saved and not latency.seen:
+                            latency.restore(self._saved[key])
                 return
             why = f"of version {version}, which this release does not know"
         except Exception:  # invalid data must not prevent a service from starting

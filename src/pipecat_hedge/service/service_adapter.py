@@ -47,7 +47,7 @@ from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge.providers.permits import Rejected
-from pipecat_hedge.providers.server_queue import LoadReadings, ReportsServerLoad
+from pipecat_hedge.providers.server_queue import ReportsServerLoad
 from pipecat_hedge.race.driver import AttemptSink
 from pipecat_hedge.race.errors import INCOMPLETE_CALL, AttemptError
 from pipecat_hedge.race.reports import ServerLoad
@@ -168,11 +168,6 @@ class ServiceAdapter:
     def server_load(self) -> ServerLoad | None:
         """The load of the service's server; None without a recent reading."""
         return None if self._server is None else self._server.server_load
-
-    def share_load(self, readings: LoadReadings) -> None:
-        """Share what is read of its server's load, if anything, with other processes."""
-        if self._server is not None:
-            self._server.share_load(readings)
 
     @property
     def registered_functions(self) -> Mapping[str | None, FunctionCallRegistryItem]:

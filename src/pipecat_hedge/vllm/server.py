@@ -28,7 +28,6 @@ import aiohttp
 from loguru import logger
 
 from pipecat_hedge.providers.permits import Rejected
-from pipecat_hedge.providers.server_queue import LoadReading, LoadReadings
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.reports import ServerLoad
 from pipecat_hedge.race.task_scope import TaskScope
@@ -40,8 +39,6 @@ last for seconds."""
 POLL_TIMEOUT_SECS = 3.0
 """A server that is busy with a long prompt answers late."""
 LIST_TIMEOUT_SECS = 5.0
-SHARING_SECS = 2.0
-"""How long a reading takes to reach the other processes: each exchanges once a second."""
 
 _servers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str | None], VLLMServer]] = (
     WeakKeyDictionary()
@@ -74,8 +71,6 @@ class VLLMServer:
         self._problems: set[str] = set()
         self._load: ServerLoad | None = None
         self._polled_at = 0.0
-        self._readings = LoadReadings()
-        self._key = LoadReadings.key_of(self._root)
         self._forget()
 
     def _forget(self) -> None:
@@ -103,10 +98,6 @@ class VLLMServer:
         if load is None or age > 3 * self.poll_secs + POLL_TIMEOUT_SECS:
             return None
         return replace(load, running=max(load.running + self._in_flight - self._in_flight_then, 0))
-
-    def share(self, readings: LoadReadings) -> None:
-        """Share readings of the metrics with other processes."""
-        self._readings = readings
 
     def hold(self) -> None:
         """Poll the server until ``release`` has been called as often as this."""
@@ -181,8 +172,6 @@ class VLLMServer:
         self._tracks_load = self._tracks_load or total > 0
         if self._tracks_load and (load := self._load_with(total)) is not None:
             return load
-        if (load := self._shared_load()) is not None:
-            return load
         async with session.get(f"{self._root}/health") as answer:
             if answer.status >= 500:
                 return _unhealthy(answer.status)
@@ -197,19 +186,8 @@ class VLLMServer:
         if before is not None and counts.prefix_queries > before.prefix_queries:
             found = counts.prefix_hits - before.prefix_hits
             share = found / (counts.prefix_queries - before.prefix_queries)
-        self._metrics_at = now = asyncio.get_running_loop().time()
-        self._readings.own[self._key] = LoadReading(counts.running, counts.waiting, now)
+        self._metrics_at = asyncio.get_running_loop().time()
         return ServerLoad(True, counts.running, counts.waiting, counts.kv_cache_usage, share)
-
-    def _shared_load(self) -> ServerLoad | None:
-        """Return the load that another process has read for all; None if this one has to read."""
-        shared = self._readings.shared.get(self._key)
-        if shared is None:
-            return None
-        age = asyncio.get_running_loop().time() - shared.read_at
-        if age > (3.5 if shared.waiting else 2.0) * self.poll_secs + SHARING_SECS:
-            return None
-        return ServerLoad(True, shared.running, shared.waiting)
 
     def _load_with(self, total: int) -> ServerLoad | None:
         """Return the load with so many requests in the server; None if ``/metrics`` is needed."""

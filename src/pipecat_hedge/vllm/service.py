@@ -19,7 +19,6 @@ from pipecat.utils.types import assert_given, is_given
 
 from pipecat_hedge.policy.arguments import require, require_flag, require_known
 from pipecat_hedge.providers.priority import WORK_CLASSES, work, working_as
-from pipecat_hedge.providers.server_queue import LoadReadings
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.reports import ServerLoad
 from pipecat_hedge.race.task_scope import TaskScope
@@ -122,7 +121,6 @@ class VLLMService(OpenAILLMService):
         self._warms = warm
         self._strict_tools = strict_tools
         self._held: VLLMServer | None = None
-        self._readings: LoadReadings | None = None
         self._background = TaskScope()
         self._found_model: str | None = None
 
@@ -137,8 +135,6 @@ class VLLMService(OpenAILLMService):
         await super().start(frame)
         if self._held is None:
             self._held = VLLMServer.shared(self._base_url, self._server_key)
-            if self._readings is not None:
-                self._held.share(self._readings)
             self._held.hold()
         self._background.start(self._prepare(), name=f"{self}: prepare")
 
@@ -167,10 +163,6 @@ class VLLMService(OpenAILLMService):
     def server_load(self) -> ServerLoad | None:
         """The server's load; None without a recent reading."""
         return None if self._held is None else self._held.load
-
-    def share_load(self, readings: LoadReadings) -> None:
-        """Share the readings of the server's load with other processes; before the start."""
-        self._readings = readings
 
     @property
     def _server(self) -> VLLMServer:

@@ -32,6 +32,7 @@ class RedisProcess:
     """
 
     process: subprocess.Popen[bytes] | None = None
+    options: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -55,6 +56,7 @@ class RedisProcess:
             raise ConfigurationError(MISSING)
         command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1"]
         command += ["--dir", tempfile.gettempdir(), "--save", "", "--appendonly", "no"]
+        command += self.options
         self.process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

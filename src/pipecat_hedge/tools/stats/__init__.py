@@ -1,0 +1,1 @@
+"""Exports what was learned."""
