@@ -124,7 +124,7 @@ class FleetSync:
     async def run(self) -> None:
         """Read now, then add and read each minute, until cancelled."""
         loop = asyncio.get_running_loop()
-        is_ours, wait, due_at = False, 0.0, 0.0
+        is_ours, wait, due_at, failures = False, 0.0, 0.0, 0
         try:
             while True:
                 await asyncio.sleep(wait)
@@ -134,8 +134,11 @@ class FleetSync:
                 if not is_ours or not (is_due or self._wanted or self._news_of_providers()):
                     continue
                 if not await self.sync(adds=is_due and due_at > 0):
-                    wait = min(2 * wait, CAP_SECS)
-                elif is_due:
+                    failures += 1
+                    wait *= min(2.0**failures, CAP_SECS / TICK_SECS)
+                    continue
+                failures = 0
+                if is_due:
                     due_at = loop.time() + EVERY_SECS * random.uniform(1 - JITTER, 1 + JITTER)
         finally:
             if is_ours:

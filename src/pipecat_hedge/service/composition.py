@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 from loguru import logger
 from platformdirs import user_state_path
 
+from pipecat_hedge.policy.budget_accounts import BudgetAccounts
 from pipecat_hedge.policy.hedge_policy import HedgePolicy
 from pipecat_hedge.policy.slo import Slo
+from pipecat_hedge.providers.registry import ProviderRegistry
 from pipecat_hedge.providers.shared_store import SharedStore
 from pipecat_hedge.providers.stats_store import FileStore, Snapshot, StatsStore
 from pipecat_hedge.race.errors import ConfigurationError, missing_extra
@@ -25,7 +27,6 @@ from pipecat_hedge.service.tracer import Tracer
 
 if TYPE_CHECKING:
     from pipecat_hedge.fleet.sync import FleetSync
-    from pipecat_hedge.service.provider_stats import ProviderStats
     from pipecat_hedge.telemetry.slo_tracker import SloStatus as SloStatus  # of slo_status()
     from pipecat_hedge.telemetry.slo_tracker import SloTracker
 
@@ -93,11 +94,13 @@ def store_named(
         raise ConfigurationError(f"{argument}: {e}{remedy}") from None
 
 
-def join_fleet(store: SharedStore, stats: ProviderStats) -> FleetSync:
-    """Share statistics through a store."""
+def join_fleet(
+    store: SharedStore, registry: ProviderRegistry, accounts: BudgetAccounts
+) -> FleetSync:
+    """Share what a process knows through a store."""
     from pipecat_hedge.fleet.sync import FleetSync
 
-    return FleetSync(store, stats, stats.accounts)
+    return FleetSync(store, registry, accounts)
 
 
 def slo_tracker(events: EventHub) -> SloTracker:
@@ -107,12 +110,11 @@ def slo_tracker(events: EventHub) -> SloTracker:
     return SloTracker(events)
 
 
-def track_slo(events: EventHub, slo: Slo | None, tier: Tier, stats: ProviderStats) -> None:
-    """Count a service's turns towards its SLO, if it has one."""
+def track_slo(events: EventHub, slo: Slo, tier: Tier, tracker: SloTracker) -> None:
+    """Count a service's turns towards its SLO."""
     from pipecat_hedge.telemetry.slo_tracker import track
 
-    if slo is not None:
-        track(events, slo, tier, stats.slo_tracker)
+    track(events, slo, tier, tracker)
 
 
 def race_tracer(*, own_spans: bool) -> Tracer:

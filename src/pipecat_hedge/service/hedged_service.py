@@ -221,7 +221,8 @@ class HedgedLLMService(HostingLLMService):
         self._preparation = Preparation(f"{self}: warms up", self.warm_up)
         self._timed_first_text = False
         self.events = EventHub(self._stats.events)
-        composition.track_slo(self.events, self._options.slo, tier, self._stats)
+        if (service_slo := self._options.slo) is not None:
+            composition.track_slo(self.events, service_slo, tier, self._stats.slo_tracker)
         composition.write_logs(self.events, policy, turn_log, drained_log)
         self._turns = 0
         regions = {provider.name: provider.region for provider in providers}

@@ -76,7 +76,7 @@ class ProviderStats(ProviderRegistry):
         works = {"watches the loop": self.loop_watch.run_if_real}
         self.fleet: composition.FleetSync | None = None
         if shared is not None:
-            self.fleet = composition.join_fleet(shared, self)
+            self.fleet = composition.join_fleet(shared, self, self.accounts)
             works["shares statistics"] = self.fleet.run
         self._background = LoopWork(works)
         if isinstance(store, Snapshot):  # no turn waits for the network
