@@ -135,7 +135,7 @@ class FleetSync:
                     continue
                 if not await self.sync(adds=is_due and due_at > 0):
                     failures += 1
-                    wait *= min(2.0**failures, CAP_SECS / TICK_SECS)
+                    wait = min(wait * 2.0 ** min(failures, 8), CAP_SECS)
                     continue
                 failures = 0
                 if is_due:
