@@ -175,17 +175,18 @@ async def test_proxies_with_one_redis_learn_together_and_share_answers(tmp_path:
         cache = f'[cache]\nredis_url = "{redis.url}"'
         async with scripted(replying(*events("anthropic"))) as upstream:
             one, other = (Instance(upstream.url, tmp_path, cache, redis.url) for _ in range(2))
-            async with running(one, other):
-                first = await ask(one.url)
-                await until(lambda: redis.names("pipecat-hedge:answers:*"), 10.0)
-                second = await ask(other.url)
-                assert first[:2] == second[:2] == (200, b"".join(events("anthropic")))
-                assert (first[2], second[2]) == ("miss", "hit")
-                assert len(upstream.asked) == 1
-                for instance in (one, other):
-                    await asyncio.gather(
-                        *(ask(instance.url, f"{instance.port} {n}") for n in range(5))
-                    )
-                await until(lambda: sum(redis.counted().values()) == 11, 10.0)
+            async with running(other):
+                async with running(one):
+                    first = await ask(one.url)
+                    await until(lambda: redis.names("pipecat-hedge:answers:*"), 10.0)
+                    second = await ask(other.url)
+                    assert first[:2] == second[:2] == (200, b"".join(events("anthropic")))
+                    assert (first[2], second[2]) == ("miss", "hit")
+                    assert len(upstream.asked) == 1
+                    for instance in (one, other):
+                        await asyncio.gather(
+                            *(ask(instance.url, f"{instance.port} {n}") for n in range(5))
+                        )
+                await until(lambda: sum(redis.counted().values()) == 6, 10.0)  # when it stops
                 redis.kill()  # no request needs it
                 assert (await ask(other.url))[:2] == first[:2]
