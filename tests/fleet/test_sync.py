@@ -230,8 +230,8 @@ async def test_a_fleet_that_has_spent_its_budget_hedges_later(store: MemoryStore
 async def test_new_process_avoids_a_provider_that_two_have_found_down(store: MemoryStore) -> None:
     one, two, fresh = (process(store) for _ in range(3))
     for stats in (one, two):
-        requests(stats, "answered", LOCAL)
         requests(stats, "failed", CLAUDE, times=5)
+        requests(stats, "answered", LOCAL)
         await sync(stats)
     await sync(fresh)
     assert breaker(fresh) == "open"
@@ -241,20 +241,22 @@ async def test_new_process_avoids_a_provider_that_two_have_found_down(store: Mem
 
 async def test_one_process_alone_is_not_believed(store: MemoryStore) -> None:
     one, fresh = process(store), process(store)
-    requests(one, "answered", LOCAL)
     requests(one, "failed", CLAUDE, times=5)
+    requests(one, "answered", LOCAL)
     for _ in range(3):
         await sync(one)
     await sync(fresh)
     assert breaker(fresh) == "closed"
 
 
-async def test_a_process_whose_own_network_is_down_is_not_believed(store: MemoryStore) -> None:
+async def test_a_process_whose_own_network_goes_down_is_not_believed(store: MemoryStore) -> None:
     one, two, fresh = (process(store) for _ in range(3))
     for stats in (one, two):
-        for backend in (CLAUDE, LOCAL):
-            requests(stats, "failed", backend, times=5)
+        for verdict, times in (("answered", 1), ("failed", 5)):
+            for backend in (CLAUDE, LOCAL):
+                requests(stats, verdict, backend, times)
         await sync(stats)
+    assert "report_down" not in store.calls
     await sync(fresh)
     assert breaker(fresh) == "closed"
 
@@ -264,8 +266,8 @@ async def test_a_provider_that_answers_one_process_is_tried_by_the_others(
 ) -> None:
     one, two, follower = (process(store) for _ in range(3))
     for stats in (one, two):
-        requests(stats, "answered", LOCAL)
         requests(stats, "failed", CLAUDE, times=5)
+        requests(stats, "answered", LOCAL)
         await sync(stats)
     await sync(follower)
     assert breaker(follower) == "open"

@@ -57,9 +57,9 @@ class MemoryStore:
     async def report_down(self, provider: str, process: str, reason: str, secs: float) -> None:
         await self._begin("report_down")
         until = asyncio.get_running_loop().time() + secs
-        if (first := self._lease("suspect", provider)) is None:
+        if self._lease("suspect", provider) in (None, process):
             self._leases["suspect", provider] = process, until
-        elif first != process and self._lease("down", provider) is None:
+        else:
             self._leases["down", provider] = reason, until
 
     async def report_up(self, provider: str) -> None:

@@ -188,8 +188,10 @@ class RedisStore:
         async def commands(client: Any) -> None:
             if await client.set(suspect, process, nx=True, px=millis):
                 return
-            if (await client.get(suspect) or b"").decode() != process:
-                await client.set(down, reason[:200], nx=True, px=millis)
+            if (await client.get(suspect) or b"").decode() == process:
+                await client.set(suspect, process, px=millis)
+            else:
+                await client.set(down, reason[:200], px=millis)
 
         await self._run(commands)
 

@@ -53,8 +53,12 @@ ENOUGH = 1024
 """Observations after which older hours are left out."""
 WINDOW_SECS = 600
 """A budget's window; the present one and the one before count."""
-DOWN_SECS = 60.0
-"""How long a report that a provider is down holds."""
+DOWN_SECS = 180.0
+"""How long a report that a provider is down holds. Processes that believe it try the provider after
+``TRY_SECS`` and then each minute, and report again, so that an outage of an hour is known for an
+hour."""
+TRY_SECS = 20.0
+"""How long the breaker opens for such a report: a call should be long enough to try again."""
 
 
 class FleetSync:
@@ -95,8 +99,7 @@ class FleetSync:
         self._wanted: dict[str, None] = {}
         self._own: dict[tuple[str, int], Counter[str]] = {}
         self._sums: dict[str, dict[int, Sums]] = {}
-        self._down: set[str] = set()
-        self._closings: dict[str, int] = {}
+        self._down: dict[str, float] = {}
         with self._registry.lock:
             self._accounts.take_delta()
             for latency in self._registry.latencies().values():
@@ -292,49 +295,54 @@ class FleetSync:
     # ---- providers that are down
 
     def _news_of_providers(self) -> bool:
-        down, answered = self._findings()
-        return bool(down - self._down or answered)
+        return any(self._findings())
 
-    def _findings(self) -> tuple[set[str], set[str]]:
-        """The providers that this process finds down, and those that have closed their breaker.
+    def _findings(self) -> tuple[dict[str, float], list[str]]:
+        """What is to be reported: providers that are down, and since when; those that are up again.
 
-        Only a process to which another provider answers is believed: its own network is well.
+        Only a process to which another provider has answered since is believed: its own network is
+        well.
         """
         now = asyncio.get_running_loop().time()
         with self._registry.lock:
-            records = {
-                key: record
-                for key, record in self._registry.records().items()
-                if key not in self._registry.simulated
+            simulated = self._registry.simulated
+            records = {k: r for k, r in self._registry.records().items() if k not in simulated}
+            since = {key: record.down_since(now) for key, record in records.items()}
+            well = [record for key, record in records.items() if since[key] is None]
+            down = {
+                key: at
+                for key, at in since.items()
+                if at is not None
+                and at != self._down.get(key)
+                and any(record.has_answered_since(at, now) for record in well)
             }
-            down = {key for key, record in records.items() if record.is_down(now)}
-            is_well = any(record.is_well(now) for record in records.values())
-            answered = {
+            up = [
                 key
-                for key, record in records.items()
-                if record.breaker.closings > self._closings.get(key, 0)
-            }
-        return (down if is_well else set()), answered
+                for key, at in self._down.items()
+                if key in records
+                and since[key] is None
+                and records[key].has_answered_since(at, now)
+            ]
+        return down, up
 
     async def _report(self) -> None:
-        down, answered = self._findings()
-        with self._registry.lock:
-            records = self._registry.records()
-            closings = {key: records[key].breaker.closings for key in answered if key in records}
-            reasons = {key: records[key].breaker.reason for key in down if key in records}
-        for key in answered:
+        down, up = self._findings()
+        for key in up:
             await self._store.report_up(key)
-        self._closings |= closings
-        for key in down:
-            why = reasons.get(key) or "silent in a row"
+            del self._down[key]
+        for key, at in down.items():
+            with self._registry.lock:
+                why = self._registry.record(key).breaker.reason or "silent in a row"
             await self._store.report_down(key, self._process, why, DOWN_SECS)
-        self._down = down
+            self._down[key] = at
 
     def _follow(self, providers: Collection[str], news: News) -> None:
         now = asyncio.get_running_loop().time()
         with self._registry.lock:
             for key in providers:
-                self._registry.record(key).follow(news.down.get(key), DOWN_SECS, now)
+                self._registry.record(key).follow(news.down.get(key), TRY_SECS, now)
+                if key in news.down:
+                    self._down.setdefault(key, now)
 
     # ---- what is logged
 

@@ -85,6 +85,8 @@ class SharedStore(Protocol):
     async def report_down(self, provider: str, process: str, reason: str, secs: float) -> None:
         """Report that a process finds a provider down. It is down once a second process does.
 
+        A later report prolongs an earlier one.
+
         Args:
             provider: The provider's key.
             process: The name of the process.
