@@ -21,6 +21,8 @@ from tests.support.memory_store import MemoryStore
 from tests.support.redis_server import RedisServer, needs_redis
 
 A, B = "a | model", "b | model"
+JOIN_SECS = 30.0
+"""Within which the nodes of a cluster find each other: 3 to 6 s."""
 Make = Callable[..., SharedStore]
 
 
@@ -47,10 +49,12 @@ def cluster_url() -> Iterator[str]:
         nodes = [stack.enter_context(ClusterNode()) for _ in range(3)]
         addresses = [f"127.0.0.1:{node.port}" for node in nodes]
         command = ["redis-cli", "--cluster", "create", *addresses, "--cluster-yes"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=JOIN_SECS)
+        until = time.monotonic() + JOIN_SECS
         for node in nodes:
-            with redis.Redis(port=node.port) as control:
-                while control.execute_command("CLUSTER INFO")["cluster_state"] != "ok":
+            with redis.Redis(port=node.port, socket_timeout=JOIN_SECS) as control:
+                while (state := control.execute_command("CLUSTER INFO")["cluster_state"]) != "ok":
+                    assert time.monotonic() < until, f"node {node.port} is {state}, not ok"
                     time.sleep(0.05)
         yield nodes[0].url
 
