@@ -194,10 +194,10 @@ class FleetSync:
             try:
                 now = self.clock()
                 await self._report()
+                if reads:  # first: a store that hangs now shall not add later what is added again
+                    await self._read(now)
                 if adds:
                     await self._add(now)
-                if reads:
-                    await self._read(now)
             except Exception as e:  # whatever a store raises, it must not end this
                 self._say_away(str(e) if isinstance(e, StoreUnavailable) else type(e).__name__)
                 return False
