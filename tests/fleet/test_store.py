@@ -1,8 +1,9 @@
-"""What every shared store does: in memory, on a real Redis, and on a cluster of three."""
+"""What every shared store does: in memory, on Redis, on Valkey if installed, and on a cluster."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 import tempfile
 import time
@@ -65,26 +66,39 @@ def server() -> Iterator[RedisServer]:
         yield server
 
 
+class ValkeyServer(RedisProcess):
+    program = "valkey-server"
+
+
+@pytest.fixture(scope="module")
+def valkey_url() -> Iterator[str]:
+    with ValkeyServer() as server:
+        yield server.url
+
+
 @pytest.fixture(
     params=[
         "memory",
         pytest.param("redis", marks=needs_redis),
+        *(["valkey"] if shutil.which(ValkeyServer.program) else []),
         pytest.param("cluster", marks=[needs_redis, pytest.mark.live]),
     ]
 )
 async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
     """Stores that share one place."""
     memory, stores = MemoryStore(), list[SharedStore]()
-    kind = request.param
+    kind, url = request.param, ""
+    if kind == "redis":
+        url = request.getfixturevalue("server").url
+    elif kind != "memory":
+        url = request.getfixturevalue(f"{kind}_url")
 
     def make(**options: Any) -> SharedStore:
         if kind == "memory":
             return memory
-        url = request.getfixturevalue("server").url if kind == "redis" else cluster
         stores.append(RedisStore(url, **{"prefix": request.node.name[:60], **options}))
         return stores[-1]
 
-    cluster = request.getfixturevalue("cluster_url") if kind == "cluster" else ""
     yield make
     for store in stores:
         await store.close()

@@ -92,9 +92,15 @@ class RedisStore:
         try:
             self._redis = import_module("redis.asyncio")
             self._errors = import_module("redis.exceptions")
+            never = import_module("redis.backoff").NoBackoff()
+            retry = import_module("redis.asyncio.retry").Retry(never, 0)
         except ImportError:
             raise missing_extra("RedisStore", "redis-py", "redis") from None
         self._url, self._root = url, f"{{{prefix}/{region}}}" if region else f"{{{prefix}}}"
+        self._options: dict[str, Any] = {
+            **dict.fromkeys(("socket_connect_timeout", "socket_timeout"), TIMEOUT_SECS),
+            "retry": retry,
+        }
         self._client: Any = None
         self._is_cluster = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -208,24 +214,19 @@ class RedisStore:
         async def run(client: Any) -> list[Any]:
             pipe = client.pipeline(transaction=False)
             commands(pipe)
-            return await pipe.execute(raise_on_error=False)  # else errors quote the command
+            results = await pipe.execute(raise_on_error=False)  # else errors quote the command
+            for error in (result for result in results if isinstance(result, Exception)):
+                raise error
+            return results
 
-        results = await self._run(run)
-        for result in results:
-            if isinstance(result, self._errors.MovedError) and not self._is_cluster:
-                await self.close()
-                self._is_cluster = True
-                return await self._pipeline(commands)
-            if isinstance(result, Exception):
-                raise StoreUnavailable(self._why(result))
-        return results
+        return await self._run(run)
 
     async def _run(self, command: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
         loop = asyncio.get_running_loop()
         raised = (self._errors.RedisError, self._errors.RedisClusterException)
         if self._client is None or self._loop is not loop:  # another loop's cannot be used here
             self._loop = loop
-            self._client = self._cluster() if self._is_cluster else self._single()
+            self._client = self._connect()
         try:
             async with asyncio.timeout(2 * TIMEOUT_SECS):
                 return await command(self._client)
@@ -251,29 +252,14 @@ class RedisStore:
             async with asyncio.timeout(CLOSE_SECS):
                 await client.aclose()
 
-    def _single(self) -> Any:
+    def _connect(self) -> Any:
+        if self._is_cluster:
+            return self._redis.RedisCluster.from_url(self._url, **self._options)
         return self._redis.Redis.from_pool(self._pool())
 
-    def _cluster(self) -> Any:
-        retry = import_module("redis.asyncio.retry").Retry
-        never = import_module("redis.backoff").NoBackoff()
-        return self._redis.RedisCluster.from_url(
-            self._url,
-            socket_connect_timeout=TIMEOUT_SECS,
-            socket_timeout=TIMEOUT_SECS,
-            retry=retry(never, 0),
-        )
-
     def _pool(self) -> Any:
-        retry = import_module("redis.asyncio.retry").Retry
-        never = import_module("redis.backoff").NoBackoff()
         return self._redis.ConnectionPool.from_url(
-            self._url,
-            max_connections=1,
-            socket_connect_timeout=TIMEOUT_SECS,
-            socket_timeout=TIMEOUT_SECS,
-            retry=retry(never, 0),
-            health_check_interval=0,
+            self._url, max_connections=1, health_check_interval=0, **self._options
         )
 
     def _why(self, error: BaseException) -> str:
