@@ -40,9 +40,10 @@ REASONS = (
     (r"READONLY|read only", "it is a read-only replica: name the primary"),
     (r"OOM|maxmemory", "it is out of memory"),
     (r"LOADING|loading", "it is still loading its data"),
+    (r"^TimeoutError", f"no answer within {TIMEOUT_SECS:g} s"),
     (r"WRONGTYPE", "a key under the prefix is of another type: choose another prefix"),
 )
-"""What Redis says when it refuses a command, and what it means."""
+"""What Redis or its client says, and what it means."""
 
 
 class RedisStore:
@@ -78,17 +79,15 @@ class RedisStore:
             raise ConfigurationError(
                 f"url must be a str such as 'redis://host:6379', got {type(url).__name__}"
             )
-        if not isinstance(prefix, str) or not re.fullmatch(r"[^\s{}]{1,100}", prefix):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigurationError(
-                f"prefix must be 1 to 100 characters without blanks and braces, got {prefix!r}"
-            )
-        region = (
-            region if region is not None else os.environ.get("PIPECAT_HEDGE_REGION", "").strip()
-        )
-        if not isinstance(region, str) or not re.fullmatch(r"[^\s{}]{0,100}", region):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigurationError(
-                f"region must be up to 100 characters without blanks and braces, got {region!r}"
-            )
+        if region is None:
+            region = os.environ.get("PIPECAT_HEDGE_REGION", "").strip()
+        for name, value, least in (("prefix", prefix, 1), ("region", region, 0)):
+            is_text = isinstance(value, str) and least <= len(value) <= 100  # pyright: ignore[reportUnnecessaryIsInstance]
+            if not is_text or re.search(r"[\s{}]", value):
+                raise ConfigurationError(
+                    f"{name} must be {least} to 100 characters without blanks and braces, "
+                    f"got {value!r}"
+                )
         try:
             self._redis = import_module("redis.asyncio")
             self._errors = import_module("redis.exceptions")
@@ -268,8 +267,6 @@ class RedisStore:
         for pattern, meaning in REASONS:
             if re.search(pattern, text):
                 return meaning
-        if isinstance(error, (TimeoutError, self._errors.TimeoutError)):
-            return f"no answer within {TIMEOUT_SECS:g} s"
         if isinstance(error, (OSError, self._errors.ConnectionError)):
             return "no connection"
         return type(error).__name__

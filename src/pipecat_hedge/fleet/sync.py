@@ -17,7 +17,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from loguru import logger
@@ -134,7 +134,7 @@ class FleetSync:
                 is_ours = is_ours or self._claim(loop)
                 wait = TICK_SECS * random.uniform(1 - JITTER, 1 + JITTER)
                 is_due = loop.time() >= due_at
-                if not is_ours or not (is_due or self._wanted or self._news_of_providers()):
+                if not is_ours or not (is_due or self._wanted or any(self._findings())):
                     continue
                 if not await self.sync(adds=is_due and due_at > 0):
                     failures += 1
@@ -243,12 +243,14 @@ class FleetSync:
             budgets = list(self._accounts.delta())
         new, self._wanted = list(self._wanted)[:MOST_PROVIDERS], {}
         try:
-            news = await self._ask((hour,), [*known, *new], window, budgets, providers)
+            request = Request((hour,), [*known, *new], (window, window - 1), budgets, providers)
+            news = await self._store.read(request)
             self._take(news)
             read = 1
             for hours in HOURS:
                 if new and sum(map(self._seen, new)) < ENOUGH:
-                    self._take(await self._ask(range(hour - read, hour - hours, -1), new))
+                    earlier = range(hour - read, hour - hours, -1)
+                    self._take(await self._store.read(Request(earlier, new, (), (), ())))
                 read = hours
         except BaseException:
             self._wanted = dict.fromkeys(new) | self._wanted
@@ -263,17 +265,6 @@ class FleetSync:
         with self._registry.lock:
             self._accounts.heed(news.budgets)
         self._follow(providers, news)
-
-    async def _ask(
-        self,
-        hours: Collection[int],
-        keys: Sequence[str],
-        window: int = 0,
-        budgets: Collection[str] = (),
-        providers: Collection[str] = (),
-    ) -> News:
-        windows = (window, window - 1)
-        return await self._store.read(Request(hours, keys, windows, budgets, providers))
 
     def _take(self, news: News) -> None:
         for (key, hour), sums in news.latencies.items():
@@ -293,9 +284,6 @@ class FleetSync:
         return counts_of(found) if found else None
 
     # ---- providers that are down
-
-    def _news_of_providers(self) -> bool:
-        return any(self._findings())
 
     def _findings(self) -> tuple[dict[str, float], list[str]]:
         """What is to be reported: providers that are down, and since when; those that are up again.
