@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import shlex
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -166,8 +167,12 @@ TROUBLES = (
 )
 TURNS = 7
 """Turns before, during and after the trouble."""
-NOISE_SECS = 0.4
+NOISE_SECS = 0.25
 """Less than what a Redis is waited for in the background, 0.5 s."""
+
+
+CUT = 3
+"""The answers of one exchange at most: the call's end may cut one, which then counts twice."""
 
 
 @pytest.mark.parametrize("begins", ["at the start", "in mid-call"])
@@ -179,38 +184,40 @@ async def test_no_turn_waits_for_a_redis_in_trouble(
     logged: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Beside the bare service in the same run. It is said once, and each answer counts once."""
+    """Longer than the bare service at the same time. It is said once, each answer counts once."""
     for name, secs in (("EVERY_SECS", 0.2), ("TICK_SECS", 0.1), ("CAP_SECS", 0.5)):
         monkeypatch.setattr(fleet_sync, name, secs)
-    a = ScriptedProvider("a", "openai", Reply(first_secs=ANSWER_SECS))
+    times = itertools.cycle([0.05, 0.05, 0.1, 0.1, 0.2, 0.2])  # a constant one's noise is a change
+    a = ScriptedProvider("a", "openai", lambda _: Reply(first_secs=next(times)))
 
-    async def turns(hedged: Line, bare: Line) -> list[tuple[float, float]]:
+    async def turns(hedged: Line, bare: Line) -> list[list[float]]:
         async def timed(line: Line) -> float:
             began, before = asyncio.get_running_loop().time(), len(line.times(LLMTextFrame))
             await line.ask()
             return line.times(LLMTextFrame)[before] - began
 
-        return [(await timed(hedged), await timed(bare)) for _ in range(TURNS)]
+        return [await asyncio.gather(timed(hedged), timed(bare)) for _ in range(TURNS)]
 
     async with scripted_providers(a):
         bare = a.service()
         async with Line(bare) as beside:
             if begins == "at the start":
-                trouble.begin(server)
+                await asyncio.to_thread(trouble.begin, server)
             async with call(server, a) as (line, _):
                 waits = await turns(line, beside) if begins == "in mid-call" else []
                 if begins == "in mid-call":
-                    trouble.begin(server)
+                    await asyncio.to_thread(trouble.begin, server)
                 waits += await turns(line, beside)
-                trouble.end(server)
+                await asyncio.to_thread(trouble.end, server)
                 waits += await turns(line, beside)
                 if trouble.is_said:
                     await until(lambda: len(logged) > 1)
         await close(bare)
-    worst, bare_worst = (max(each) for each in zip(*waits, strict=True))
-    print(f"{trouble.name} {begins}: {worst:.3f} s, bare {bare_worst:.3f} s")
-    assert worst < bare_worst + NOISE_SECS
+    worst = max(hedged - bare for hedged, bare in waits)
+    print(f"{trouble.name} {begins}: {worst:.3f} s more than the bare service")
+    assert worst < NOISE_SECS
     said = [line.partition(":")[0] for line in logged]
     assert said == (["WARNING", "INFO"] if trouble.is_said else [])
     (counted,) = server.counted().values()
-    assert counted <= len(waits) if trouble.loses else counted == len(waits)
+    least = 1 if trouble.loses else len(waits)
+    assert least <= counted <= len(waits) + CUT
