@@ -190,7 +190,7 @@ async def test_no_turn_waits_for_a_redis_in_trouble(
     times = itertools.cycle([0.05, 0.05, 0.1, 0.1, 0.2, 0.2])  # a constant one's noise is a change
     a = ScriptedProvider("a", "openai", lambda _: Reply(first_secs=next(times)))
 
-    async def turns(hedged: Line, bare: Line) -> list[list[float]]:
+    async def turns(hedged: Line, bare: Line) -> list[tuple[float, float]]:
         async def timed(line: Line) -> float:
             began, before = asyncio.get_running_loop().time(), len(line.times(LLMTextFrame))
             await line.ask()
