@@ -18,7 +18,7 @@ from pipecat_hedge.fleet.sync import HOUR_SECS
 from pipecat_hedge.providers import Backend
 from pipecat_hedge.providers.latency import ALL, COUNTS
 from pipecat_hedge.providers.permits import Terms
-from pipecat_hedge.providers.shared_store import Request, StoreUnavailable
+from pipecat_hedge.providers.shared_store import Request, StoreRefused, StoreUnavailable
 from pipecat_hedge.providers.verdict import Verdict
 from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
@@ -165,11 +165,14 @@ async def test_nothing_of_a_simulated_provider_is_shared(store: MemoryStore) -> 
     assert "report_down" not in store.calls
 
 
-async def test_counts_from_before_a_change_are_not_added(store: MemoryStore) -> None:
+@pytest.mark.parametrize(("before_secs", "after_secs"), [(0.2, 2.0), (0.5, 0.1)])
+async def test_counts_from_before_a_change_are_not_added(
+    store: MemoryStore, before_secs: float, after_secs: float
+) -> None:
     stats = process(store)
-    observe(stats, 0.2, times=300)
+    observe(stats, before_secs, times=300)
     await sync(stats)
-    observe(stats, 2.0, times=60)
+    observe(stats, after_secs, times=60)
     await sync(stats)
     assert 300 <= await added(store) < 360
 
@@ -289,8 +292,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(fleet_sync, name, 0.02)
 
 
-async def until(done: Any) -> None:
-    async with asyncio.timeout(5.0):
+async def until(done: Any, secs: float = 5.0) -> None:
+    async with asyncio.timeout(secs):
         while not done():
             await asyncio.sleep(0.005)
 
@@ -329,6 +332,38 @@ async def test_last_session_adds_the_rest_and_closes_the_connection(store: Memor
     await stats.end_session()
     assert store.calls[-2:] == ["add", "close"]
     assert await added(store) == 100
+
+
+@pytest.mark.virtual_time
+async def test_end_of_a_session_in_mid_add_does_not_count_twice(store: MemoryStore) -> None:
+    """The add is cancelled, and has counted."""
+    stats = process(store)
+    stats.begin_session([CLAUDE])
+    observe(stats, 0.5)
+    store.reply_secs = 0.3
+    await until(lambda: "add" in store.calls, secs=120.0)
+    observe(stats, 0.5, times=30)
+    await stats.end_session()
+    assert store.calls.count("add") == 2
+    assert await added(store) == 130
+
+
+async def test_add_without_a_reply_is_not_repeated_and_a_refused_one_is(
+    store: MemoryStore,
+) -> None:
+    stats = process(store)
+    for problem, known in (
+        (StoreUnavailable("no answer"), 0),
+        (StoreRefused("read-only"), 30),
+        (RuntimeError("a bug"), 30),
+    ):
+        await sync(stats)
+        observe(stats, 0.5, times=30)
+        store.problem = problem
+        assert not await sync(stats, reads=False)
+        store.problem = None
+        assert await sync(stats)
+        assert await added(store) == known
 
 
 async def test_hanging_store_does_not_delay_the_end(store: MemoryStore) -> None:

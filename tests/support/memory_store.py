@@ -14,12 +14,13 @@ class MemoryStore:
     Attributes:
         problem: What every call raises; None for nothing.
         secs: How long every call takes.
+        reply_secs: How long an add takes after it has counted.
         calls: The names of the calls so far.
     """
 
     def __init__(self) -> None:
         self.problem: Exception | None = None
-        self.secs = 0.0
+        self.secs = self.reply_secs = 0.0
         self.calls: list[str] = []
         self._sums: dict[tuple[str, str, int], Counter[str]] = {}
         self._leases: dict[tuple[str, str], tuple[str, float]] = {}
@@ -33,6 +34,7 @@ class MemoryStore:
             self._sums.setdefault(("latency", key, delta.hour), Counter()).update(sums)
         for key, sums in delta.budgets.items():
             self._sums.setdefault(("budget", key, delta.window), Counter()).update(sums)
+        await asyncio.sleep(self.reply_secs)
 
     async def read(self, request: Request) -> News:
         await self._begin("read")

@@ -6,8 +6,7 @@ All keys of a region begin with one hash tag, so that a region is on one node of
 - ``{prefix}:budget:<budget>:<window>``: a hash of turns and hedges;
 - ``{prefix}:suspect:<provider | model>``, ``{prefix}:down:<provider | model>``: leases.
 
-Every key expires. Nothing is read before it is written, so a write whose reply was lost may count
-twice; one that was lost does not count. A change of the buckets in ``latency_model.py`` or of the
+Every key expires. A change of the buckets in ``latency_model.py`` or of the
 fields in ``counts.py`` needs another name for the first kind.
 """
 
@@ -23,7 +22,13 @@ from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipecat_hedge.providers.shared_store import Delta, News, Request, StoreUnavailable
+from pipecat_hedge.providers.shared_store import (
+    Delta,
+    News,
+    Request,
+    StoreRefused,
+    StoreUnavailable,
+)
 from pipecat_hedge.race.errors import ConfigurationError, missing_extra
 
 PREFIX = "pipecat-hedge"
@@ -40,10 +45,14 @@ REASONS = (
     (r"READONLY|read only", "it is a read-only replica: name the primary"),
     (r"OOM|maxmemory", "it is out of memory"),
     (r"LOADING|loading", "it is still loading its data"),
+    (r"onnecting to", "no connection"),
+)
+"""What Redis or its client says when it has run no command, and what it means."""
+UNSURE_REASONS = (
     (r"^TimeoutError", f"no answer within {TIMEOUT_SECS:g} s"),
     (r"WRONGTYPE", "a key under the prefix is of another type: choose another prefix"),
 )
-"""What Redis or its client says, and what it means."""
+"""The same when it may have run all commands or some."""
 
 
 class RedisStore:
@@ -237,7 +246,7 @@ class RedisStore:
             return await self._run(command)
         except (*raised, OSError, TimeoutError, UnicodeError) as e:
             await self.close()
-            raise StoreUnavailable(self._why(e)) from None
+            raise self._unavailable(e) from None
         except BaseException:
             await self.close()
             raise
@@ -261,15 +270,16 @@ class RedisStore:
             self._url, max_connections=1, health_check_interval=0, **self._options
         )
 
-    def _why(self, error: BaseException) -> str:
+    def _unavailable(self, error: BaseException) -> StoreUnavailable:
         """What is wrong, in words that cannot hold a password."""
         text = f"{type(error).__name__} {error}"
-        for pattern, meaning in REASONS:
-            if re.search(pattern, text):
-                return meaning
+        for raised, reasons in ((StoreRefused, REASONS), (StoreUnavailable, UNSURE_REASONS)):
+            for pattern, meaning in reasons:
+                if re.search(pattern, text):
+                    return raised(meaning)
         if isinstance(error, (OSError, self._errors.ConnectionError)):
-            return "no connection"
-        return type(error).__name__
+            return StoreUnavailable("no connection")
+        return StoreUnavailable(type(error).__name__)
 
 
 def _sums(fields: Mapping[bytes, bytes]) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 No turn waits for it: turns read and write what is in memory. A task reads the sums when the first
 session starts, then each minute, and adds what this process has seen since; the last session's end
-adds the rest. What is lost on the way is not counted; a lost reply may count a minute twice.
+adds the rest. What a store has not refused is added once: without its reply, it may not count.
 
 The fleet's sums include this process's own, which are subtracted. Older hours are read, the latest
 first, until ``ENOUGH`` observations are known, which is how old ones fade.
@@ -32,6 +32,7 @@ from pipecat_hedge.providers.shared_store import (
     News,
     Request,
     SharedStore,
+    StoreRefused,
     StoreUnavailable,
     Sums,
 )
@@ -194,7 +195,7 @@ class FleetSync:
             try:
                 now = self.clock()
                 await self._report()
-                if reads:  # first: a store that hangs now shall not add later what is added again
+                if reads:  # first: to a store that hangs nothing is added, and so nothing is lost
                     await self._read(now)
                 if adds:
                     await self._add(now)
@@ -225,15 +226,22 @@ class FleetSync:
         )
         if not delta.latencies and not delta.budgets:
             return
-        await self._store.add(delta)
-        for key, fields in delta.latencies.items():
-            self._own.setdefault((key, hour), Counter()).update(fields)
-        with self._registry.lock:
-            latencies = self._registry.latencies()
-            for key, counts in taken.items():
-                if key in latencies:
-                    latencies[key].added(counts)
-            self._accounts.take_delta(budgets)
+        is_refused = False
+        try:
+            await self._store.add(delta)
+        except StoreRefused:
+            is_refused = True
+            raise
+        finally:  # also without a reply, or cancelled as a session ends: it may have counted
+            if not is_refused:
+                for key, fields in delta.latencies.items():
+                    self._own.setdefault((key, hour), Counter()).update(fields)
+                with self._registry.lock:
+                    latencies = self._registry.latencies()
+                    for key, counts in taken.items():
+                        if key in latencies:
+                            latencies[key].added(counts)
+                    self._accounts.take_delta(budgets)
 
     async def _read(self, now: float) -> None:
         hour, window = int(now // HOUR_SECS), int(now // WINDOW_SECS)
