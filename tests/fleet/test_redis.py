@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from wait_for2.impl import CancelledWithResultError
 
 from pipecat_hedge.fleet.redis_store import RedisStore
 from pipecat_hedge.providers import Backend
@@ -103,6 +104,31 @@ async def test_hanging_redis_is_given_up_and_counts_once(
     server.go_on()
     assert await sync(stats)
     assert server.counted() == {CLAUDE.key: 100}
+
+
+@pytest.mark.virtual_time
+async def test_answer_at_the_very_end_of_the_timeout_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pipecat's ``wait_for2`` then raises a cancellation that ``asyncio.timeout`` does not know."""
+
+    class JustTooLate:
+        def pipeline(self, **_: object) -> JustTooLate:
+            return self
+
+        def get(self, _: str) -> None: ...
+
+        async def execute(self, **_: object) -> None:
+            try:
+                await asyncio.sleep(30.0)
+            except asyncio.CancelledError:
+                raise CancelledWithResultError(None, False) from None
+
+        async def aclose(self) -> None: ...
+
+    monkeypatch.setattr(RedisStore, "_connect", lambda _: JustTooLate())
+    with pytest.raises(StoreUnavailable, match="no answer within"):
+        await RedisStore("redis://localhost").read(NOTHING)
 
 
 @needs_redis

@@ -237,7 +237,10 @@ class RedisStore:
             self._client = self._connect()
         try:
             async with asyncio.timeout(2 * TIMEOUT_SECS):
-                return await command(self._client)
+                try:
+                    return await command(self._client)
+                except asyncio.CancelledError:  # Pipecat's ``wait_for2`` has one no timeout catches
+                    raise asyncio.CancelledError from None
         except self._errors.MovedError:
             await self.close()
             if self._is_cluster:
