@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wait_for2.impl import CancelledWithResultError
 
 from pipecat_hedge.fleet.redis_store import RedisStore
 from pipecat_hedge.providers import Backend
@@ -112,6 +111,8 @@ async def test_answer_at_the_very_end_of_the_timeout_ends_nothing(
 ) -> None:
     """Pipecat's ``wait_for2`` then raises a cancellation that ``asyncio.timeout`` does not know."""
 
+    class CancelledWithResult(asyncio.CancelledError): ...
+
     class JustTooLate:
         def pipeline(self, **_: object) -> JustTooLate:
             return self
@@ -122,7 +123,7 @@ async def test_answer_at_the_very_end_of_the_timeout_ends_nothing(
             try:
                 await asyncio.sleep(30.0)
             except asyncio.CancelledError:
-                raise CancelledWithResultError(None, False) from None
+                raise CancelledWithResult from None
 
         async def aclose(self) -> None: ...
 
