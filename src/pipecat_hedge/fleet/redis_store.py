@@ -6,8 +6,8 @@ All keys of a region begin with one hash tag, so that a region is on one node of
 - ``{prefix}:budget:<budget>:<window>``: a hash of turns and hedges;
 - ``{prefix}:suspect:<provider | model>``, ``{prefix}:down:<provider | model>``: leases.
 
-Every key expires. A change of the buckets in ``latency_model.py`` or of the
-fields in ``counts.py`` needs another name for the first kind.
+Every key expires. A change of the buckets in ``latency_model.py`` or of the fields in ``counts.py``
+needs another name for the first kind.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ REASONS = (
     (r"READONLY|read only", "it is a read-only replica: name the primary"),
     (r"OOM|maxmemory", "it is out of memory"),
     (r"LOADING|loading", "it is still loading its data"),
-    (r"onnecting to", "no connection"),
+    (r"^TimeoutError .* connecting to", f"no answer within {TIMEOUT_SECS:g} s"),
+    (r" connecting to", "no connection"),
 )
 """What Redis or its client says when it has run no command, and what it means."""
 UNSURE_REASONS = (
