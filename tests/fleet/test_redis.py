@@ -20,7 +20,7 @@ from pipecat_hedge.service import ProviderStats, composition
 from pipecat_hedge.service.composition import ENVIRONMENT, default_store
 from tests.support.redis_server import LossyProxy, RedisServer, needs_redis
 
-CLAUDE = Backend("claude", "claude-haiku-4-5")
+CLAUDE, LOCAL = Backend("claude", "claude-haiku-4-5"), Backend("local", "qwen")
 NOTHING = Request((), [], (), (), ["claude"])
 Make = Callable[..., ProviderStats]
 
@@ -105,18 +105,60 @@ async def test_hanging_redis_is_given_up_and_counts_once(
     assert server.counted() == {CLAUDE.key: 100}
 
 
+@pytest.mark.virtual_time
+async def test_answer_at_the_very_end_of_the_timeout_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pipecat's ``wait_for2`` then raises a cancellation that ``asyncio.timeout`` does not know."""
+
+    class CancelledWithResult(asyncio.CancelledError): ...
+
+    class JustTooLate:
+        def pipeline(self, **_: object) -> JustTooLate:
+            return self
+
+        def get(self, _: str) -> None: ...
+
+        async def execute(self, **_: object) -> None:
+            try:
+                await asyncio.sleep(30.0)
+            except asyncio.CancelledError:
+                raise CancelledWithResult from None
+
+        async def aclose(self) -> None: ...
+
+    monkeypatch.setattr(RedisStore, "_connect", lambda _: JustTooLate())
+    with pytest.raises(StoreUnavailable, match="no answer within"):
+        await RedisStore("redis://localhost").read(NOTHING)
+
+
 @needs_redis
-async def test_lost_reply_counts_twice_at_most(make: Make, server: RedisServer) -> None:
-    """As documented: a Redis that has counted and cannot say so."""
+async def test_lost_reply_does_not_count_twice(make: Make, server: RedisServer) -> None:
+    """A Redis that has counted and cannot say so."""
     async with LossyProxy(server.port) as proxy:
         stats = make(f"redis://127.0.0.1:{proxy.port}")
         observe(stats)
-        for _ in range(20):
-            if await sync(stats):
-                break
+        proxy.swallows = 1
+        assert not await sync(stats)
+        assert proxy.swallowed == 1
+        assert await sync(stats)
         assert stats.fleet is not None
         await stats.fleet.flush()
-        assert server.counted()[CLAUDE.key] >= 100
+        assert server.counted() == {CLAUDE.key: 100}
+
+
+@needs_redis
+async def test_redis_that_is_away_at_the_end_of_a_session_gets_its_counts_with_the_next(
+    make: Make, server: RedisServer
+) -> None:
+    stats = make()
+    observe(stats)
+    server.kill()
+    assert stats.fleet is not None
+    await stats.fleet.flush()
+    server.start()
+    assert await sync(stats)
+    assert server.counted() == {CLAUDE.key: 100}
 
 
 @needs_redis
@@ -165,6 +207,25 @@ async def test_key_of_another_type_is_an_outage(
     observe(stats)
     assert not await sync(stats)
     assert "a key under the prefix is of another type: choose another prefix" in logged[0]
+
+
+@needs_redis
+async def test_redis_that_refuses_one_key_counts_the_others_once(
+    make: Make, server: RedisServer
+) -> None:
+    stats = make()
+    observe(stats)
+    assert await sync(stats)
+    (key,) = server.names("*latency*")
+    server.control.set(key, "value")
+    observe(stats)
+    for _ in range(7):
+        stats.record_wait(LOCAL, 0.5, 100)
+    assert stats.fleet is not None
+    for _ in range(3):
+        await stats.fleet.sync(reads=False)
+    server.control.delete(key)
+    assert server.counted() == {LOCAL.key: 7}
 
 
 # ---- configuration

@@ -1,8 +1,9 @@
-"""What every shared store does: in memory, on a real Redis, and on a cluster of three."""
+"""What every shared store does: in memory, on Redis, on Valkey if installed, and on a cluster."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 import tempfile
 import time
@@ -21,6 +22,8 @@ from tests.support.memory_store import MemoryStore
 from tests.support.redis_server import RedisServer, needs_redis
 
 A, B = "a | model", "b | model"
+JOIN_SECS = 30.0
+"""Within which the nodes of a cluster find each other: 3 to 6 s."""
 Make = Callable[..., SharedStore]
 
 
@@ -47,10 +50,12 @@ def cluster_url() -> Iterator[str]:
         nodes = [stack.enter_context(ClusterNode()) for _ in range(3)]
         addresses = [f"127.0.0.1:{node.port}" for node in nodes]
         command = ["redis-cli", "--cluster", "create", *addresses, "--cluster-yes"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=JOIN_SECS)
+        until = time.monotonic() + JOIN_SECS
         for node in nodes:
-            with redis.Redis(port=node.port) as control:
-                while control.execute_command("CLUSTER INFO")["cluster_state"] != "ok":
+            with redis.Redis(port=node.port, socket_timeout=JOIN_SECS) as control:
+                while (state := control.execute_command("CLUSTER INFO")["cluster_state"]) != "ok":
+                    assert time.monotonic() < until, f"node {node.port} is {state}, not ok"
                     time.sleep(0.05)
         yield nodes[0].url
 
@@ -61,26 +66,39 @@ def server() -> Iterator[RedisServer]:
         yield server
 
 
+class ValkeyServer(RedisProcess):
+    program = "valkey-server"
+
+
+@pytest.fixture(scope="module")
+def valkey_url() -> Iterator[str]:
+    with ValkeyServer() as server:
+        yield server.url
+
+
 @pytest.fixture(
     params=[
         "memory",
         pytest.param("redis", marks=needs_redis),
+        *(["valkey"] if shutil.which(ValkeyServer.program) else []),
         pytest.param("cluster", marks=[needs_redis, pytest.mark.live]),
     ]
 )
 async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
     """Stores that share one place."""
     memory, stores = MemoryStore(), list[SharedStore]()
-    kind = request.param
+    kind, url = request.param, ""
+    if kind == "redis":
+        url = request.getfixturevalue("server").url
+    elif kind != "memory":
+        url = request.getfixturevalue(f"{kind}_url")
 
     def make(**options: Any) -> SharedStore:
         if kind == "memory":
             return memory
-        url = request.getfixturevalue("server").url if kind == "redis" else cluster
         stores.append(RedisStore(url, **{"prefix": request.node.name[:60], **options}))
         return stores[-1]
 
-    cluster = request.getfixturevalue("cluster_url") if kind == "cluster" else ""
     yield make
     for store in stores:
         await store.close()

@@ -18,7 +18,7 @@ from pipecat_hedge.fleet.sync import HOUR_SECS
 from pipecat_hedge.providers import Backend
 from pipecat_hedge.providers.latency import ALL, COUNTS
 from pipecat_hedge.providers.permits import Terms
-from pipecat_hedge.providers.shared_store import Request, StoreUnavailable
+from pipecat_hedge.providers.shared_store import Request, StoreRefused, StoreUnavailable
 from pipecat_hedge.providers.verdict import Verdict
 from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
@@ -165,11 +165,14 @@ async def test_nothing_of_a_simulated_provider_is_shared(store: MemoryStore) -> 
     assert "report_down" not in store.calls
 
 
-async def test_counts_from_before_a_change_are_not_added(store: MemoryStore) -> None:
+@pytest.mark.parametrize(("before_secs", "after_secs"), [(0.2, 2.0), (0.5, 0.1)])
+async def test_counts_from_before_a_change_are_not_added(
+    store: MemoryStore, before_secs: float, after_secs: float
+) -> None:
     stats = process(store)
-    observe(stats, 0.2, times=300)
+    observe(stats, before_secs, times=300)
     await sync(stats)
-    observe(stats, 2.0, times=60)
+    observe(stats, after_secs, times=60)
     await sync(stats)
     assert 300 <= await added(store) < 360
 
@@ -230,8 +233,8 @@ async def test_a_fleet_that_has_spent_its_budget_hedges_later(store: MemoryStore
 async def test_new_process_avoids_a_provider_that_two_have_found_down(store: MemoryStore) -> None:
     one, two, fresh = (process(store) for _ in range(3))
     for stats in (one, two):
-        requests(stats, "answered", LOCAL)
         requests(stats, "failed", CLAUDE, times=5)
+        requests(stats, "answered", LOCAL)
         await sync(stats)
     await sync(fresh)
     assert breaker(fresh) == "open"
@@ -241,20 +244,23 @@ async def test_new_process_avoids_a_provider_that_two_have_found_down(store: Mem
 
 async def test_one_process_alone_is_not_believed(store: MemoryStore) -> None:
     one, fresh = process(store), process(store)
-    requests(one, "answered", LOCAL)
     requests(one, "failed", CLAUDE, times=5)
+    requests(one, "answered", LOCAL)
     for _ in range(3):
         await sync(one)
     await sync(fresh)
     assert breaker(fresh) == "closed"
 
 
-async def test_a_process_whose_own_network_is_down_is_not_believed(store: MemoryStore) -> None:
+async def test_a_process_whose_own_network_goes_down_is_not_believed(store: MemoryStore) -> None:
     one, two, fresh = (process(store) for _ in range(3))
     for stats in (one, two):
         for backend in (CLAUDE, LOCAL):
+            requests(stats, "answered", backend)
+        for backend in (CLAUDE, LOCAL):
             requests(stats, "failed", backend, times=5)
         await sync(stats)
+    assert "report_down" not in store.calls
     await sync(fresh)
     assert breaker(fresh) == "closed"
 
@@ -264,8 +270,8 @@ async def test_a_provider_that_answers_one_process_is_tried_by_the_others(
 ) -> None:
     one, two, follower = (process(store) for _ in range(3))
     for stats in (one, two):
-        requests(stats, "answered", LOCAL)
         requests(stats, "failed", CLAUDE, times=5)
+        requests(stats, "answered", LOCAL)
         await sync(stats)
     await sync(follower)
     assert breaker(follower) == "open"
@@ -286,8 +292,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(fleet_sync, name, 0.02)
 
 
-async def until(done: Any) -> None:
-    async with asyncio.timeout(5.0):
+async def until(done: Any, secs: float = 5.0) -> None:
+    async with asyncio.timeout(secs):
         while not done():
             await asyncio.sleep(0.005)
 
@@ -326,6 +332,38 @@ async def test_last_session_adds_the_rest_and_closes_the_connection(store: Memor
     await stats.end_session()
     assert store.calls[-2:] == ["add", "close"]
     assert await added(store) == 100
+
+
+@pytest.mark.virtual_time
+async def test_end_of_a_session_in_mid_add_does_not_count_twice(store: MemoryStore) -> None:
+    """The add is cancelled, and has counted."""
+    stats = process(store)
+    stats.begin_session([CLAUDE])
+    observe(stats, 0.5)
+    store.reply_secs = 0.3
+    await until(lambda: "add" in store.calls, secs=120.0)
+    observe(stats, 0.5, times=30)
+    await stats.end_session()
+    assert store.calls.count("add") == 2
+    assert await added(store) == 130
+
+
+async def test_add_without_a_reply_is_not_repeated_and_a_refused_one_is(
+    store: MemoryStore,
+) -> None:
+    stats = process(store)
+    for problem, known in (
+        (StoreUnavailable("no answer"), 0),
+        (StoreRefused("read-only"), 30),
+        (RuntimeError("a bug"), 30),
+    ):
+        await sync(stats)
+        observe(stats, 0.5, times=30)
+        store.problem = problem
+        assert not await sync(stats, reads=False)
+        store.problem = None
+        assert await sync(stats)
+        assert await added(store) == known
 
 
 async def test_hanging_store_does_not_delay_the_end(store: MemoryStore) -> None:

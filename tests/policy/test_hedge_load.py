@@ -18,8 +18,10 @@ pytestmark = pytest.mark.slow
 BUDGET = 0.1
 CHANCE = 3 * math.sqrt(BUDGET * (1 - BUDGET) / 150)
 """Three standard deviations of the requests per turn, over 150 turns."""
-MOST, MOST_IN_SLOW_PERIOD = 1 + BUDGET + CHANCE, 1 + SLACK * BUDGET + 8 * BURST / 150
-"""Requests per turn, over 150 turns: each of eight processes may spend what it has saved."""
+PEAK, PEAK_IN_SLOW_PERIOD = 1 + BUDGET + CHANCE, 1 + SLACK * BUDGET + 8 * BURST / 150
+"""Requests per turn in the worst stretch of 150 turns, some four seconds. It is no figure of the
+budget, which counts hedges over 1,000 turns: each of eight processes, which share nothing here, may
+spend a full bucket in such a stretch, and hedges less later."""
 EVENT, UNTIL = 60.0, 80.0
 
 
@@ -30,29 +32,29 @@ def crowd(seed: int, until: float = EVENT) -> Crowd:
 
 
 @pytest.mark.parametrize(
-    ("slow", "queue_secs", "most"),
+    ("slow", "queue_secs", "peak"),
     [
-        pytest.param({"first": 5.0}, {}, MOST_IN_SLOW_PERIOD, id="slow"),
-        pytest.param({"first": math.inf}, {}, MOST_IN_SLOW_PERIOD, id="hang"),
-        pytest.param(dict.fromkeys(PROVIDERS, 5.0), {}, MOST_IN_SLOW_PERIOD, id="all slow"),
+        pytest.param({"first": 5.0}, {}, PEAK_IN_SLOW_PERIOD, id="slow"),
+        pytest.param({"first": math.inf}, {}, PEAK_IN_SLOW_PERIOD, id="hang"),
+        pytest.param(dict.fromkeys(PROVIDERS, 5.0), {}, PEAK_IN_SLOW_PERIOD, id="all slow"),
         pytest.param(
             dict.fromkeys(PROVIDERS, 4.0),
             dict.fromkeys(PROVIDERS, 2.5),
-            MOST_IN_SLOW_PERIOD + BUDGET,
+            PEAK_IN_SLOW_PERIOD + BUDGET,
             id="queues",
         ),
-        pytest.param({}, {}, MOST, id="calm"),
+        pytest.param({}, {}, PEAK, id="calm"),
     ],
 )
-def test_extra_requests_per_second_are_bounded(
-    slow: dict[str, float], queue_secs: dict[str, float], most: float
+def test_peak_of_requests_and_the_budget_are_bounded(
+    slow: dict[str, float], queue_secs: dict[str, float], peak: float
 ) -> None:
     """Requests beside silent ones excepted, which are few. Without the bound: 1.6 per turn.
 
     At the mean of three seeds: the worst second of a seed alone may be beyond three deviations.
     """
     until = UNTIL + 20 if queue_secs else UNTIL
-    worst, beside_silent = list[float](), list[float]()
+    worst, beside_silent, hedges = list[float](), list[float](), list[float]()
     for seed in (1, 2, 3):
         callers = crowd(seed)
         callers.slow |= slow
@@ -60,9 +62,12 @@ def test_extra_requests_per_second_are_bounded(
         callers.run(until)
         worst.append(callers.worst(EVENT - 20, until))
         beside_silent.append(callers.beside_silent(EVENT, until))
+        sent = sum(reason == "hedge" for _, reason in callers.sent)
+        hedges.append(sent / len(callers.began))
     print(f"beside silent ones: {statistics.mean(beside_silent):.2f} a turn")
     assert statistics.mean(beside_silent) < 0.25
-    assert 1.0 < statistics.mean(worst) <= most
+    assert 1.0 < statistics.mean(worst) <= peak
+    assert max(hedges) <= 1.25 * BUDGET
 
 
 def test_bound_costs_little_without_trouble(monkeypatch: pytest.MonkeyPatch) -> None:

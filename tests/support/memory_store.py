@@ -14,12 +14,13 @@ class MemoryStore:
     Attributes:
         problem: What every call raises; None for nothing.
         secs: How long every call takes.
+        reply_secs: How long an add takes after it has counted.
         calls: The names of the calls so far.
     """
 
     def __init__(self) -> None:
         self.problem: Exception | None = None
-        self.secs = 0.0
+        self.secs = self.reply_secs = 0.0
         self.calls: list[str] = []
         self._sums: dict[tuple[str, str, int], Counter[str]] = {}
         self._leases: dict[tuple[str, str], tuple[str, float]] = {}
@@ -33,6 +34,7 @@ class MemoryStore:
             self._sums.setdefault(("latency", key, delta.hour), Counter()).update(sums)
         for key, sums in delta.budgets.items():
             self._sums.setdefault(("budget", key, delta.window), Counter()).update(sums)
+        await asyncio.sleep(self.reply_secs)
 
     async def read(self, request: Request) -> News:
         await self._begin("read")
@@ -57,9 +59,9 @@ class MemoryStore:
     async def report_down(self, provider: str, process: str, reason: str, secs: float) -> None:
         await self._begin("report_down")
         until = asyncio.get_running_loop().time() + secs
-        if (first := self._lease("suspect", provider)) is None:
+        if self._lease("suspect", provider) in (None, process):
             self._leases["suspect", provider] = process, until
-        elif first != process and self._lease("down", provider) is None:
+        else:
             self._leases["down", provider] = reason, until
 
     async def report_up(self, provider: str) -> None:

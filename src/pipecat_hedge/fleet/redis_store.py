@@ -6,9 +6,8 @@ All keys of a region begin with one hash tag, so that a region is on one node of
 - ``{prefix}:budget:<budget>:<window>``: a hash of turns and hedges;
 - ``{prefix}:suspect:<provider | model>``, ``{prefix}:down:<provider | model>``: leases.
 
-Every key expires. Nothing is read before it is written, so a write whose reply was lost may count
-twice; one that was lost does not count. A change of the buckets in ``latency_model.py`` or of the
-fields in ``counts.py`` needs another name for the first kind.
+Every key expires. A change of the buckets in ``latency_model.py`` or of the fields in ``counts.py``
+needs another name for the first kind.
 """
 
 from __future__ import annotations
@@ -23,7 +22,13 @@ from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipecat_hedge.providers.shared_store import Delta, News, Request, StoreUnavailable
+from pipecat_hedge.providers.shared_store import (
+    Delta,
+    News,
+    Request,
+    StoreRefused,
+    StoreUnavailable,
+)
 from pipecat_hedge.race.errors import ConfigurationError, missing_extra
 
 PREFIX = "pipecat-hedge"
@@ -40,9 +45,15 @@ REASONS = (
     (r"READONLY|read only", "it is a read-only replica: name the primary"),
     (r"OOM|maxmemory", "it is out of memory"),
     (r"LOADING|loading", "it is still loading its data"),
+    (r"^TimeoutError .* connecting to", f"no answer within {TIMEOUT_SECS:g} s"),
+    (r" connecting to", "no connection"),
+)
+"""What Redis or its client says when it has run no command, and what it means."""
+UNSURE_REASONS = (
+    (r"^TimeoutError", f"no answer within {TIMEOUT_SECS:g} s"),
     (r"WRONGTYPE", "a key under the prefix is of another type: choose another prefix"),
 )
-"""What Redis says when it refuses a command, and what it means."""
+"""The same when it may have run all commands or some."""
 
 
 class RedisStore:
@@ -78,23 +89,27 @@ class RedisStore:
             raise ConfigurationError(
                 f"url must be a str such as 'redis://host:6379', got {type(url).__name__}"
             )
-        if not isinstance(prefix, str) or not re.fullmatch(r"[^\s{}]{1,100}", prefix):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigurationError(
-                f"prefix must be 1 to 100 characters without blanks and braces, got {prefix!r}"
-            )
-        region = (
-            region if region is not None else os.environ.get("PIPECAT_HEDGE_REGION", "").strip()
-        )
-        if not isinstance(region, str) or not re.fullmatch(r"[^\s{}]{0,100}", region):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigurationError(
-                f"region must be up to 100 characters without blanks and braces, got {region!r}"
-            )
+        if region is None:
+            region = os.environ.get("PIPECAT_HEDGE_REGION", "").strip()
+        for name, value, least in (("prefix", prefix, 1), ("region", region, 0)):
+            is_text = isinstance(value, str) and least <= len(value) <= 100  # pyright: ignore[reportUnnecessaryIsInstance]
+            if not is_text or re.search(r"[\s{}]", value):
+                raise ConfigurationError(
+                    f"{name} must be {least} to 100 characters without blanks and braces, "
+                    f"got {value!r}"
+                )
         try:
             self._redis = import_module("redis.asyncio")
             self._errors = import_module("redis.exceptions")
+            never = import_module("redis.backoff").NoBackoff()
+            retry = import_module("redis.asyncio.retry").Retry(never, 0)
         except ImportError:
             raise missing_extra("RedisStore", "redis-py", "redis") from None
         self._url, self._root = url, f"{{{prefix}/{region}}}" if region else f"{{{prefix}}}"
+        self._options: dict[str, Any] = {
+            **dict.fromkeys(("socket_connect_timeout", "socket_timeout"), TIMEOUT_SECS),
+            "retry": retry,
+        }
         self._client: Any = None
         self._is_cluster = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -188,8 +203,10 @@ class RedisStore:
         async def commands(client: Any) -> None:
             if await client.set(suspect, process, nx=True, px=millis):
                 return
-            if (await client.get(suspect) or b"").decode() != process:
-                await client.set(down, reason[:200], nx=True, px=millis)
+            if (await client.get(suspect) or b"").decode() == process:
+                await client.set(suspect, process, px=millis)
+            else:
+                await client.set(down, reason[:200], px=millis)
 
         await self._run(commands)
 
@@ -206,27 +223,25 @@ class RedisStore:
         async def run(client: Any) -> list[Any]:
             pipe = client.pipeline(transaction=False)
             commands(pipe)
-            return await pipe.execute(raise_on_error=False)  # else errors quote the command
+            results = await pipe.execute(raise_on_error=False)  # else errors quote the command
+            for error in (result for result in results if isinstance(result, Exception)):
+                raise error
+            return results
 
-        results = await self._run(run)
-        for result in results:
-            if isinstance(result, self._errors.MovedError) and not self._is_cluster:
-                await self.close()
-                self._is_cluster = True
-                return await self._pipeline(commands)
-            if isinstance(result, Exception):
-                raise StoreUnavailable(self._why(result))
-        return results
+        return await self._run(run)
 
     async def _run(self, command: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
         loop = asyncio.get_running_loop()
         raised = (self._errors.RedisError, self._errors.RedisClusterException)
         if self._client is None or self._loop is not loop:  # another loop's cannot be used here
             self._loop = loop
-            self._client = self._cluster() if self._is_cluster else self._single()
+            self._client = self._connect()
         try:
             async with asyncio.timeout(2 * TIMEOUT_SECS):
-                return await command(self._client)
+                try:
+                    return await command(self._client)
+                except asyncio.CancelledError:  # Pipecat's ``wait_for2`` has one no timeout catches
+                    raise asyncio.CancelledError from None
         except self._errors.MovedError:
             await self.close()
             if self._is_cluster:
@@ -235,7 +250,7 @@ class RedisStore:
             return await self._run(command)
         except (*raised, OSError, TimeoutError, UnicodeError) as e:
             await self.close()
-            raise StoreUnavailable(self._why(e)) from None
+            raise self._unavailable(e) from None
         except BaseException:
             await self.close()
             raise
@@ -249,42 +264,26 @@ class RedisStore:
             async with asyncio.timeout(CLOSE_SECS):
                 await client.aclose()
 
-    def _single(self) -> Any:
+    def _connect(self) -> Any:
+        if self._is_cluster:
+            return self._redis.RedisCluster.from_url(self._url, **self._options)
         return self._redis.Redis.from_pool(self._pool())
 
-    def _cluster(self) -> Any:
-        retry = import_module("redis.asyncio.retry").Retry
-        never = import_module("redis.backoff").NoBackoff()
-        return self._redis.RedisCluster.from_url(
-            self._url,
-            socket_connect_timeout=TIMEOUT_SECS,
-            socket_timeout=TIMEOUT_SECS,
-            retry=retry(never, 0),
-        )
-
     def _pool(self) -> Any:
-        retry = import_module("redis.asyncio.retry").Retry
-        never = import_module("redis.backoff").NoBackoff()
         return self._redis.ConnectionPool.from_url(
-            self._url,
-            max_connections=1,
-            socket_connect_timeout=TIMEOUT_SECS,
-            socket_timeout=TIMEOUT_SECS,
-            retry=retry(never, 0),
-            health_check_interval=0,
+            self._url, max_connections=1, health_check_interval=0, **self._options
         )
 
-    def _why(self, error: BaseException) -> str:
+    def _unavailable(self, error: BaseException) -> StoreUnavailable:
         """What is wrong, in words that cannot hold a password."""
         text = f"{type(error).__name__} {error}"
-        for pattern, meaning in REASONS:
-            if re.search(pattern, text):
-                return meaning
-        if isinstance(error, (TimeoutError, self._errors.TimeoutError)):
-            return f"no answer within {TIMEOUT_SECS:g} s"
+        for raised, reasons in ((StoreRefused, REASONS), (StoreUnavailable, UNSURE_REASONS)):
+            for pattern, meaning in reasons:
+                if re.search(pattern, text):
+                    return raised(meaning)
         if isinstance(error, (OSError, self._errors.ConnectionError)):
-            return "no connection"
-        return type(error).__name__
+            return StoreUnavailable("no connection")
+        return StoreUnavailable(type(error).__name__)
 
 
 def _sums(fields: Mapping[bytes, bytes]) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 No turn waits for it: turns read and write what is in memory. A task reads the sums when the first
 session starts, then each minute, and adds what this process has seen since; the last session's end
-adds the rest. What is lost on the way is not counted; a lost reply may count a minute twice.
+adds the rest. What a store has not refused is added once: without its reply, it may not count.
 
 The fleet's sums include this process's own, which are subtracted. Older hours are read, the latest
 first, until ``ENOUGH`` observations are known, which is how old ones fade.
@@ -17,7 +17,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from loguru import logger
@@ -32,6 +32,7 @@ from pipecat_hedge.providers.shared_store import (
     News,
     Request,
     SharedStore,
+    StoreRefused,
     StoreUnavailable,
     Sums,
 )
@@ -53,8 +54,12 @@ ENOUGH = 1024
 """Observations after which older hours are left out."""
 WINDOW_SECS = 600
 """A budget's window; the present one and the one before count."""
-DOWN_SECS = 60.0
-"""How long a report that a provider is down holds."""
+DOWN_SECS = 180.0
+"""How long a report that a provider is down holds. Processes that believe it try the provider after
+``TRY_SECS`` and then each minute, and report again, so that an outage of an hour is known for an
+hour."""
+TRY_SECS = 20.0
+"""How long the breaker opens for such a report: a call should be long enough to try again."""
 
 
 class FleetSync:
@@ -95,8 +100,7 @@ class FleetSync:
         self._wanted: dict[str, None] = {}
         self._own: dict[tuple[str, int], Counter[str]] = {}
         self._sums: dict[str, dict[int, Sums]] = {}
-        self._down: set[str] = set()
-        self._closings: dict[str, int] = {}
+        self._down: dict[str, float] = {}
         with self._registry.lock:
             self._accounts.take_delta()
             for latency in self._registry.latencies().values():
@@ -131,7 +135,7 @@ class FleetSync:
                 is_ours = is_ours or self._claim(loop)
                 wait = TICK_SECS * random.uniform(1 - JITTER, 1 + JITTER)
                 is_due = loop.time() >= due_at
-                if not is_ours or not (is_due or self._wanted or self._news_of_providers()):
+                if not is_ours or not (is_due or self._wanted or any(self._findings())):
                     continue
                 if not await self.sync(adds=is_due and due_at > 0):
                     failures += 1
@@ -191,10 +195,10 @@ class FleetSync:
             try:
                 now = self.clock()
                 await self._report()
+                if reads:  # first: to a store that hangs nothing is added, and so nothing is lost
+                    await self._read(now)
                 if adds:
                     await self._add(now)
-                if reads:
-                    await self._read(now)
             except Exception as e:  # whatever a store raises, it must not end this
                 self._say_away(str(e) if isinstance(e, StoreUnavailable) else type(e).__name__)
                 return False
@@ -222,15 +226,22 @@ class FleetSync:
         )
         if not delta.latencies and not delta.budgets:
             return
-        await self._store.add(delta)
-        for key, fields in delta.latencies.items():
-            self._own.setdefault((key, hour), Counter()).update(fields)
-        with self._registry.lock:
-            latencies = self._registry.latencies()
-            for key, counts in taken.items():
-                if key in latencies:
-                    latencies[key].added(counts)
-            self._accounts.take_delta(budgets)
+        is_refused = False
+        try:
+            await self._store.add(delta)
+        except StoreRefused:
+            is_refused = True
+            raise
+        finally:  # also without a reply, or cancelled as a session ends: it may have counted
+            if not is_refused:
+                for key, fields in delta.latencies.items():
+                    self._own.setdefault((key, hour), Counter()).update(fields)
+                with self._registry.lock:
+                    latencies = self._registry.latencies()
+                    for key, counts in taken.items():
+                        if key in latencies:
+                            latencies[key].added(counts)
+                    self._accounts.take_delta(budgets)
 
     async def _read(self, now: float) -> None:
         hour, window = int(now // HOUR_SECS), int(now // WINDOW_SECS)
@@ -240,12 +251,14 @@ class FleetSync:
             budgets = list(self._accounts.delta())
         new, self._wanted = list(self._wanted)[:MOST_PROVIDERS], {}
         try:
-            news = await self._ask((hour,), [*known, *new], window, budgets, providers)
+            request = Request((hour,), [*known, *new], (window, window - 1), budgets, providers)
+            news = await self._store.read(request)
             self._take(news)
             read = 1
             for hours in HOURS:
                 if new and sum(map(self._seen, new)) < ENOUGH:
-                    self._take(await self._ask(range(hour - read, hour - hours, -1), new))
+                    earlier = range(hour - read, hour - hours, -1)
+                    self._take(await self._store.read(Request(earlier, new, (), (), ())))
                 read = hours
         except BaseException:
             self._wanted = dict.fromkeys(new) | self._wanted
@@ -260,17 +273,6 @@ class FleetSync:
         with self._registry.lock:
             self._accounts.heed(news.budgets)
         self._follow(providers, news)
-
-    async def _ask(
-        self,
-        hours: Collection[int],
-        keys: Sequence[str],
-        window: int = 0,
-        budgets: Collection[str] = (),
-        providers: Collection[str] = (),
-    ) -> News:
-        windows = (window, window - 1)
-        return await self._store.read(Request(hours, keys, windows, budgets, providers))
 
     def _take(self, news: News) -> None:
         for (key, hour), sums in news.latencies.items():
@@ -291,50 +293,52 @@ class FleetSync:
 
     # ---- providers that are down
 
-    def _news_of_providers(self) -> bool:
-        down, answered = self._findings()
-        return bool(down - self._down or answered)
+    def _findings(self) -> tuple[dict[str, float], list[str]]:
+        """What is to be reported: providers that are down, and since when; those that are up again.
 
-    def _findings(self) -> tuple[set[str], set[str]]:
-        """The providers that this process finds down, and those that have closed their breaker.
-
-        Only a process to which another provider answers is believed: its own network is well.
+        Only a process to which another provider has answered since is believed: its own network is
+        well.
         """
         now = asyncio.get_running_loop().time()
         with self._registry.lock:
-            records = {
-                key: record
-                for key, record in self._registry.records().items()
-                if key not in self._registry.simulated
+            simulated = self._registry.simulated
+            records = {k: r for k, r in self._registry.records().items() if k not in simulated}
+            since = {key: record.down_since(now) for key, record in records.items()}
+            well = [record for key, record in records.items() if since[key] is None]
+            down = {
+                key: at
+                for key, at in since.items()
+                if at is not None
+                and at != self._down.get(key)
+                and any(record.has_answered_since(at, now) for record in well)
             }
-            down = {key for key, record in records.items() if record.is_down(now)}
-            is_well = any(record.is_well(now) for record in records.values())
-            answered = {
+            up = [
                 key
-                for key, record in records.items()
-                if record.breaker.closings > self._closings.get(key, 0)
-            }
-        return (down if is_well else set()), answered
+                for key, at in self._down.items()
+                if key in records
+                and since[key] is None
+                and records[key].has_answered_since(at, now)
+            ]
+        return down, up
 
     async def _report(self) -> None:
-        down, answered = self._findings()
-        with self._registry.lock:
-            records = self._registry.records()
-            closings = {key: records[key].breaker.closings for key in answered if key in records}
-            reasons = {key: records[key].breaker.reason for key in down if key in records}
-        for key in answered:
+        down, up = self._findings()
+        for key in up:
             await self._store.report_up(key)
-        self._closings |= closings
-        for key in down:
-            why = reasons.get(key) or "silent in a row"
+            del self._down[key]
+        for key, at in down.items():
+            with self._registry.lock:
+                why = self._registry.record(key).breaker.reason or "silent in a row"
             await self._store.report_down(key, self._process, why, DOWN_SECS)
-        self._down = down
+            self._down[key] = at
 
     def _follow(self, providers: Collection[str], news: News) -> None:
         now = asyncio.get_running_loop().time()
         with self._registry.lock:
             for key in providers:
-                self._registry.record(key).follow(news.down.get(key), DOWN_SECS, now)
+                self._registry.record(key).follow(news.down.get(key), TRY_SECS, now)
+                if key in news.down:
+                    self._down.setdefault(key, now)
 
     # ---- what is logged
 

@@ -115,7 +115,6 @@ class CircuitBreaker:
     Attributes:
         settings: When it opens, and for how long; may be replaced at any time.
         reason: Why it opened the last time; empty if it never did.
-        closings: How many times this process's own answers have closed it.
     """
 
     def __init__(self, rng: random.Random, settings: CircuitBreakerSettings = DEFAULTS):
@@ -141,7 +140,6 @@ class CircuitBreaker:
         self._events: list[BreakerEvent] = []
         self._is_from_fleet = False
         self.reason = ""
-        self.closings = 0
 
     def __repr__(self) -> str:
         return f"<CircuitBreaker: {self._state}>"
@@ -208,9 +206,10 @@ class CircuitBreaker:
 
     # ---- other processes
 
-    def is_open_by_itself(self, now: float) -> bool:
-        """Whether it is open because of this process's own attempts."""
-        return self.state(now) == "open" and not self._is_from_fleet
+    def opened_by_itself(self, now: float) -> float | None:
+        """When this process's own attempts opened it; None if it is not open because of them."""
+        is_own = self.state(now) == "open" and not self._is_from_fleet
+        return self._opened_at if is_own else None
 
     def follow_open(self, secs: float, now: float, reason: str) -> bool:
         """Open because other processes did. Ignored while open, half-open, or just closed.
@@ -297,7 +296,6 @@ class CircuitBreaker:
     def _close(self, now: float, reason: str) -> None:
         self._change("closed", now, reason)
         self._closed_at = now
-        self.closings += 1
         self._forget()
 
     def _open(self, now: float, reason: str) -> None:

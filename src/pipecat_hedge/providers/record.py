@@ -43,6 +43,7 @@ class ProviderRecord:
         without_token: The number of requests in a row without a token, superseded ones included.
         overtaken: Those of them that were superseded when they were already late, since the last
             timeout.
+        silent_since: When the latest request was sent that was silent until it was cut.
         is_observed: Whether one of its losers runs on as an observed loser.
         open_reason: The reason of the breaker's last change.
     """
@@ -59,6 +60,7 @@ class ProviderRecord:
         self.limit = ConcurrencyLimit()
         self.retry_after_until = self.used_up_until = float("-inf")
         self.answered_since = self.last_token_at = float("-inf")
+        self.silent_since = float("-inf")
         self.last_ttft_secs = 0.0
         self.without_token = self.overtaken = 0
         self.is_observed = False
@@ -95,15 +97,17 @@ class ProviderRecord:
 
     # ---- in a fleet
 
-    def is_well(self, now: float) -> bool:
-        """Whether it has answered a request of this process of late."""
-        since = now - self.breaker.settings.window_secs
-        return self.breaker.state(now) == "closed" and self.last_token_at > since
+    def down_since(self, now: float) -> float | None:
+        """Since when this process's latest requests have failed or were silent, in a row.
 
-    def is_down(self, now: float) -> bool:
-        """Whether this process's own requests have failed, or were silent, in a row."""
+        It grows with each further failure. None if they have not.
+        """
         is_silent = any(latency.silences >= SILENCES for latency in self.latencies.values())
-        return is_silent or self.breaker.is_open_by_itself(now)
+        return self.silent_since if is_silent else self.breaker.opened_by_itself(now)
+
+    def has_answered_since(self, since: float, now: float) -> bool:
+        """Whether it has begun an answer to this process since then, and is in use."""
+        return self.last_token_at >= since and self.breaker.state(now) == "closed"
 
     def follow(self, reason: str | None, secs: float, now: float) -> None:
         """Open or test its breaker because of what other processes have found.

@@ -563,7 +563,9 @@ class ProviderRegistry:
             latency = self.latency(backend)
             waited_secs = attempt.ended_at - attempt.launched_at - lag_secs
             is_silence = latency.is_silence(waited_secs, prompt_tokens)
-            latency.silences += is_silence
+            if is_silence:
+                latency.silences += 1
+                self.record(backend.record_key).silent_since = attempt.launched_at
             return is_silence
 
     # ---- with the lock held

@@ -16,6 +16,10 @@ class StoreUnavailable(HedgeError):
     """The store cannot be used now; the message gives the reason, without credentials."""
 
 
+class StoreRefused(StoreUnavailable):
+    """The same, and nothing was added."""
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
     """What a process adds to its fleet's sums.
@@ -75,7 +79,12 @@ class SharedStore(Protocol):
     """
 
     async def add(self, delta: Delta) -> None:
-        """Add a process's counts, within a second."""
+        """Add a process's counts, within a second.
+
+        Raises:
+            StoreRefused: If nothing was added, so that it is added again later. After any other
+                error or a cancellation it may have been, and is not.
+        """
         ...
 
     async def read(self, request: Request) -> News:
@@ -84,6 +93,8 @@ class SharedStore(Protocol):
 
     async def report_down(self, provider: str, process: str, reason: str, secs: float) -> None:
         """Report that a process finds a provider down. It is down once a second process does.
+
+        A later report prolongs an earlier one.
 
         Args:
             provider: The provider's key.

@@ -26,11 +26,13 @@ class RedisProcess:
     """Runs ``redis-server`` while entered, and kills it at the end.
 
     Attributes:
+        program: The program that runs.
         process: The server; None while it does not run.
         port: Its port, kept across restarts.
         url: Its address.
     """
 
+    program = "redis-server"
     process: subprocess.Popen[bytes] | None = None
     options: tuple[str, ...] = ()
 
@@ -54,7 +56,7 @@ class RedisProcess:
         """
         if not has_redis():
             raise ConfigurationError(MISSING)
-        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1"]
+        command = [self.program, "--port", str(self.port), "--bind", "127.0.0.1"]
         command += ["--dir", tempfile.gettempdir(), "--save", "", "--appendonly", "no"]
         command += self.options
         self.process = subprocess.Popen(
@@ -64,7 +66,7 @@ class RedisProcess:
         while not self._listens():
             if self.process.poll() is not None or time.monotonic() > until:
                 self.kill()
-                raise ConfigurationError(f"redis-server did not start on port {self.port}")
+                raise ConfigurationError(f"{self.program} did not start on port {self.port}")
             time.sleep(POLL_SECS)
 
     def kill(self) -> None:
