@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         AllProvidersFailed,
         AttemptReport,
         HedgeError,
+        TranscriptReport,
         TurnReport,
     )
     from pipecat_hedge.retrieval import RetrievalProcessor
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
         TokenBudget,
     )
     from pipecat_hedge.vllm import VLLMService
-    from pipecat_hedge.voice import FillerProcessor
+    from pipecat_hedge.voice import FillerProcessor, TranscriptTiming
 
 __all__ = [
     "AllProvidersFailed",
@@ -41,6 +42,8 @@ __all__ = [
     "RetrievalProcessor",
     "Slo",
     "TokenBudget",
+    "TranscriptReport",
+    "TranscriptTiming",
     "TurnReport",
     "VLLMService",
 ]
@@ -50,11 +53,11 @@ _PACKAGES = {
     "answers": ("ExactAnswers", "FaqAnswers"),
     "policy": ("ComplexityRouter", "HedgePolicy", "Slo"),
     "providers": ("CircuitBreakerSettings",),
-    "race": ("AllProvidersFailed", "AttemptReport", "HedgeError", "TurnReport"),
+    "race": ("AllProvidersFailed", "AttemptReport", "HedgeError", "TranscriptReport", "TurnReport"),
     "retrieval": ("RetrievalProcessor",),
     "service": ("HedgeMetricsData", "HedgedLLMService", "Provider", "ProviderStats", "TokenBudget"),
     "vllm": ("VLLMService",),
-    "voice": ("FillerProcessor",),
+    "voice": ("FillerProcessor", "TranscriptTiming"),
 }
 
 

@@ -18,7 +18,12 @@ from typing import Any
 
 from pipecat_hedge.providers.backends import MOST_PROVIDERS, Backend
 from pipecat_hedge.providers.circuit_breaker import DEFAULTS, CircuitBreakerSettings
-from pipecat_hedge.providers.latency import WAITED, LatencyEstimate, ProviderLatency
+from pipecat_hedge.providers.latency import (
+    WAITED,
+    LatencyEstimate,
+    ProviderLatency,
+    TranscriptTimes,
+)
 from pipecat_hedge.providers.latency_model import in_doubt
 from pipecat_hedge.providers.loop_holds import LoopHolds
 from pipecat_hedge.providers.permits import BY_TIER, OPTIONAL, Permit, Terms
@@ -549,6 +554,19 @@ class ProviderRegistry:
         with self.lock:
             self._is_new = True
             self.latency(backend).record_apart(secs, censored=censored, prompt_tokens=prompt_tokens)
+
+    def record_transcript(
+        self, backend: Backend, secs: float, since_first_secs: float | None
+    ) -> None:
+        """Learn a recogniser's transcripts; see ``ProviderLatency.record_transcript``."""
+        with self.lock:
+            self._is_new = True
+            self.latency(backend).record_transcript(secs, since_first_secs)
+
+    def transcripts(self, backend: Backend) -> TranscriptTimes | None:
+        """How long a recogniser takes; None while too few utterances are known."""
+        with self.lock:
+            return self.latency(backend).transcripts
 
     def _count_silence(
         self, backend: Backend, attempt: Attempt, prompt_tokens: int | None, lag_secs: float

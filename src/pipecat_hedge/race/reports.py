@@ -139,6 +139,25 @@ class FillerReport:
 
 
 @dataclass(frozen=True, slots=True)
+class TranscriptReport:
+    """One utterance of the caller and its transcripts.
+
+    Parameters:
+        recogniser: The speech-to-text service.
+        transcript_secs: From the end of speech to the last transcript, in seconds, when the turn
+            ended or the caller spoke on; None if none had come.
+        finals: How many transcripts came since the VAD had noticed the end of speech.
+        announced_secs: The wait that was announced to the turn strategies, in seconds from the end
+            of speech; None if it was Pipecat's constant.
+    """
+
+    recogniser: str
+    transcript_secs: float | None
+    finals: int
+    announced_secs: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class TurnReport:
     """One LLM turn, from the context frame to the end of the answer.
 
