@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         TokenBudget,
     )
     from pipecat_hedge.vllm import VLLMService
-    from pipecat_hedge.voice import FillerProcessor, TranscriptTiming
+    from pipecat_hedge.voice import FillerProcessor, HedgedSTTService, TranscriptTiming
 
 __all__ = [
     "AllProvidersFailed",
@@ -37,6 +37,7 @@ __all__ = [
     "HedgeMetricsData",
     "HedgePolicy",
     "HedgedLLMService",
+    "HedgedSTTService",
     "Provider",
     "ProviderStats",
     "RetrievalProcessor",
@@ -57,7 +58,7 @@ _PACKAGES = {
     "retrieval": ("RetrievalProcessor",),
     "service": ("HedgeMetricsData", "HedgedLLMService", "Provider", "ProviderStats", "TokenBudget"),
     "vllm": ("VLLMService",),
-    "voice": ("FillerProcessor", "TranscriptTiming"),
+    "voice": ("FillerProcessor", "HedgedSTTService", "TranscriptTiming"),
 }
 
 

@@ -149,12 +149,18 @@ class TranscriptReport:
         finals: How many transcripts came since the VAD had noticed the end of speech.
         announced_secs: The wait that was announced to the turn strategies, in seconds from the end
             of speech; None if it was Pipecat's constant.
+        is_rescued: Whether another recogniser was asked for it, which is billed as well.
+        dropped: How many late transcripts of the first recogniser were dropped meanwhile.
+        was_replaced: Whether the first recogniser was stuck, and replaced by a fresh one.
     """
 
     recogniser: str
     transcript_secs: float | None
     finals: int
     announced_secs: float | None
+    is_rescued: bool = False
+    dropped: int = 0
+    was_replaced: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from pipecat_hedge.voice.audio_file import read_audio
     from pipecat_hedge.voice.eager_stop import EagerStopStrategy
     from pipecat_hedge.voice.filler import FillerProcessor
+    from pipecat_hedge.voice.hedged_stt import HedgedSTTService
     from pipecat_hedge.voice.transcript_timing import TranscriptTiming
     from pipecat_hedge.voice.turn_latency import TurnLatencyObserver
     from pipecat_hedge.voice.turn_timeline import TurnLatency
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EagerStopStrategy",
     "FillerProcessor",
+    "HedgedSTTService",
     "TranscriptTiming",
     "TurnLatency",
     "TurnLatencyObserver",
@@ -27,6 +29,7 @@ _MODULES = {
     "audio_file": ("read_audio",),
     "eager_stop": ("EagerStopStrategy",),
     "filler": ("FillerProcessor",),
+    "hedged_stt": ("HedgedSTTService",),
     "transcript_timing": ("TranscriptTiming",),
     "turn_latency": ("TurnLatencyObserver",),
     "turn_timeline": ("TurnLatency",),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from typing import Any
 
 from pipecat.frames.frames import (
@@ -29,7 +30,7 @@ from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.stt_service import STTService
 
 from pipecat_hedge.policy.arguments import require, require_known, require_number
-from pipecat_hedge.providers.backends import Backend
+from pipecat_hedge.providers.backends import Backend, Measures
 from pipecat_hedge.race.reports import TranscriptReport
 from pipecat_hedge.service.events import EventHub
 from pipecat_hedge.service.hedged_service import HedgedLLMService
@@ -37,6 +38,7 @@ from pipecat_hedge.service.pipeline_search import downstream_of, upstream_of
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.voice.utterance import Utterance
 
+KIND: Measures = "transcript"
 STEP_SECS = 0.03
 """A shorter wait is announced from this difference on: each announcement costs a frame."""
 SLACK_SECS = 0.02
@@ -65,6 +67,7 @@ class TranscriptTiming(FrameProcessor):
         self,
         *,
         least_wait_secs: float = 0.0,
+        recogniser: str | None = None,
         stats: ProviderStats | None = None,
         **kwargs: Any,
     ):
@@ -74,6 +77,8 @@ class TranscriptTiming(FrameProcessor):
             least_wait_secs: The shortest wait that is announced, in seconds from the end of speech.
                 Pipecat's constant also kept a turn open during a short pause of the caller; this
                 keeps such a window, and marks nothing as final.
+            recogniser: The name of its statistics, such as for a language of its own. Defaults to that
+                of the service's class.
             stats: What is known of recognisers. Defaults to that of a hedged service downstream, or
                 the process's own.
             **kwargs: Further arguments of ``FrameProcessor``.
@@ -83,12 +88,14 @@ class TranscriptTiming(FrameProcessor):
         """
         require_known(kwargs, owner=TranscriptTiming, base=FrameProcessor)
         require("stats", stats, ProviderStats, "write ProviderStats()")
+        require("recogniser", recogniser, str, "write a name, such as deepgram-fr")
         what, remedy = "0 or more seconds", "leave it out for the shortest wait"
         require_number(
             "least_wait_secs", least_wait_secs, what, remedy, lambda x: 0 <= x < math.inf
         )
         super().__init__(**kwargs)
-        self._least_wait_secs = least_wait_secs
+        self._least_wait_secs, self._recogniser = least_wait_secs, recogniser
+        self._rescue: Callable[[], tuple[bool, int, bool]] = lambda: (False, 0, False)
         self._given, self._stats = stats, stats
         self._events: EventHub | None = None
         self._metadata: STTMetadataFrame | None = None
@@ -98,6 +105,14 @@ class TranscriptTiming(FrameProcessor):
         self._utterance: Utterance | None = None
         self._is_reported = False
         self._register_event_handler("on_transcript_report")
+
+    def report_rescues(self, rescue: Callable[[], tuple[bool, int, bool]]) -> None:
+        """Have reports tell what a ``HedgedSTTService`` did for the utterance.
+
+        Args:
+            rescue: Returns ``is_rescued``, ``dropped`` and ``was_replaced``.
+        """
+        self._rescue = rescue
 
     @property
     def announced_secs(self) -> float | None:
@@ -159,10 +174,8 @@ class TranscriptTiming(FrameProcessor):
             ),
             None,
         )
-        kind = frame.service_name.partition("#")[0].removesuffix("Service").removesuffix("STT")
-        model = service._settings.model if service is not None else None
-        is_named = isinstance(model, str)
-        self._backend = Backend(kind.lower(), model if is_named else None, measures="transcript")
+        name = self._recogniser or name_of(frame.service_name)
+        self._backend = Backend(name, None if service is None else model_of(service), measures=KIND)
 
     @property
     def _has_times(self) -> bool:
@@ -221,9 +234,21 @@ class TranscriptTiming(FrameProcessor):
             utterance.transcript_secs,
             utterance.finals,
             self._announced_secs,
+            *self._rescue(),
         )
         self._events.publish(report)
         await self._call_event_handler("on_transcript_report", report)
+
+
+def name_of(service: str) -> str:
+    """The name of a recogniser's statistics, from that of its service."""
+    return service.partition("#")[0].removesuffix("Service").removesuffix("STT").lower()
+
+
+def model_of(service: STTService) -> str | None:
+    """The model of a recogniser; None if it is the service's own choice."""
+    model = service._settings.model
+    return model if isinstance(model, str) else None
 
 
 def _now() -> float:
