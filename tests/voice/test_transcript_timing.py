@@ -13,27 +13,25 @@ from pipecat.frames.frames import (
     STTMetadataFrame,
 )
 from pipecat.pipeline.service_switcher import ServiceSwitcher, ServiceSwitcherStrategyManual
-from pipecat.turns.user_start import VADUserTurnStartStrategy
 from pipecat.turns.user_stop import (
     BaseUserTurnStopStrategy,
     SpeechTimeoutUserTurnStopStrategy,
-    TurnAnalyzerUserTurnStopStrategy,
 )
 from pipecat.turns.user_turn_strategies import UserTurnStrategies
 
 from pipecat_hedge import ProviderStats, TranscriptReport, TranscriptTiming
-from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
-from tests.support.call import PhoneCall
-from tests.support.recognition import STOP_SECS, Complete, Said, ScriptedSTT, spoken
+from tests.support.recognition import (
+    CONSTANT_SECS,
+    STOP_SECS,
+    Said,
+    ScriptedSTT,
+    analyzed,
+    call,
+)
 
 pytestmark = pytest.mark.virtual_time
 
-CONSTANT_SECS = 1.9
 FINAL_SECS = 0.25
-
-
-def analyzed() -> BaseUserTurnStopStrategy:
-    return TurnAnalyzerUserTurnStopStrategy(turn_analyzer=Complete())
 
 
 def one_final(number: int) -> Sequence[Said]:
@@ -43,46 +41,6 @@ def one_final(number: int) -> Sequence[Said]:
 
 def two_finals(number: int) -> Sequence[Said]:
     return [(0.05, f"part one of {number}"), (0.25, f"part two of {number}")]
-
-
-class Heard:
-    """What became of a call: when each turn began and what was in it."""
-
-    def __init__(self) -> None:
-        self.waits: list[float] = []
-        self.contexts: list[str] = []
-        self.announced: list[float] = []
-
-
-async def call(
-    script: Callable[[int], Sequence[Said]],
-    *,
-    timing: TranscriptTiming | None,
-    utterances: int = 60,
-    stop: Callable[[], BaseUserTurnStopStrategy] = analyzed,
-    marks: bool = False,
-    pause_secs: Callable[[int], float] = lambda _: 12.0,
-    stt: Any = None,
-) -> Heard:
-    """Speak so many times; the caller's pauses follow ``pause_secs``."""
-    stt = stt or ScriptedSTT(script, marks=marks, constant_secs=CONSTANT_SECS)
-    llm = ScriptedLLMService([Wait(0.1), Say("Yes.")])
-    strategies = UserTurnStrategies(start=[VADUserTurnStartStrategy()], stop=[stop()])
-    before = [stt, *([timing] if timing else [])]
-    heard = Heard()
-    async with PhoneCall(llm, strategies=strategies, before=before) as phone:
-        for number in range(utterances):
-            await phone.play(*spoken(), pause_secs(number))
-        await phone.play(12.0)
-        waits = [turn.context_secs for turn in phone.turns]
-        heard.waits = [round(secs, 3) for secs in waits if secs is not None]
-        heard.contexts = [m["content"] for m in phone.messages if m["role"] == "user"]
-        heard.announced = [
-            frame.ttfs_p99_latency
-            for _, frame in phone.line.heard
-            if isinstance(frame, STTMetadataFrame)
-        ]
-    return heard
 
 
 def fresh(stats: ProviderStats | None = None, **options: Any) -> TranscriptTiming:

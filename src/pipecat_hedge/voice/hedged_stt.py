@@ -44,11 +44,13 @@ from pipecat_hedge.voice.transcript_rescue import TranscriptRescue
 from pipecat_hedge.voice.transcript_timing import KIND, TranscriptTiming, model_of, name_of
 
 BEFORE_SECS = 0.5
-"""Audio from before the VAD's start that the rescue gets as well: the VAD misses soft beginnings."""
+"""Audio from before the VAD's start that the rescue gets, too: the VAD misses soft beginnings."""
 MOST_SECS = 120.0
 """The longest utterance that is kept."""
 SILENCE_SECS = 3.0
-"""The latest deadline, as ``silence_secs`` of ``HedgePolicy``: before Pipecat ends the turn (5 s)."""
+"""The latest deadline, as ``silence_secs`` of ``HedgePolicy``; Pipecat ends a turn after 5 s."""
+GRACE_SECS = 0.05
+"""Most transcripts of a recogniser come at nearly the same time: the deadline lies behind them."""
 STUCK_SECS = 3.0
 """Speech without a message of a recogniser that has sent interim transcripts before."""
 END_SECS = 2.0
@@ -216,7 +218,7 @@ class _Host(FrameProcessor):
         return self._primary.service
 
     def outcome(self) -> tuple[bool, int, bool]:
-        """Whether the utterance is rescued, how many transcripts were dropped, and a replacement."""
+        """See ``TranscriptTiming.report_rescues``."""
         transcripts, was_replaced = self._transcripts, self._was_replaced
         self._was_replaced = False
         return transcripts.is_asked, transcripts.dropped, was_replaced
@@ -304,7 +306,7 @@ class _Host(FrameProcessor):
         rule = PricedDelay(estimates, shares, benefits=self._accounts.benefits)
         waiting = Waiting(0.0, (InFlight(first, 0.0, None),), second)
         at = rule.next_launch(waiting).at
-        return SILENCE_SECS if at is None else min(at, SILENCE_SECS)
+        return SILENCE_SECS if at is None else min(at + GRACE_SECS, SILENCE_SECS)
 
     def _wait(self) -> None:
         name = f"{self}: waits for transcripts"
@@ -326,11 +328,11 @@ class _Host(FrameProcessor):
         utterance = transcripts.utterance
         ended_at = now if utterance is None or utterance.ended_at is None else utterance.ended_at
         is_free = transcripts.is_silent and self._silences > 0
-        if not is_free and now - ended_at < SILENCE_SECS:
-            if not self._accounts.claim(self._budget, 1.0, now):
-                await asyncio.sleep(ended_at + SILENCE_SECS - now)
-                if not transcripts.is_missing:
-                    return
+        is_free = is_free or now - ended_at >= SILENCE_SECS
+        if not is_free and not self._accounts.claim(self._budget, 1.0, now):
+            await asyncio.sleep(ended_at + SILENCE_SECS - now)
+            if not transcripts.is_missing:
+                return
         transcripts.ask()
         self._asked_at = _now()
         await self._rescue.feed(VADUserStartedSpeakingFrame())

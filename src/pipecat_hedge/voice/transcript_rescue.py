@@ -1,8 +1,8 @@
 """Decides what is said of two recognisers' transcripts, and when the second one is asked. Pure.
 
-The primary recogniser hears everything. The rescue gets the audio of an utterance of which something
-is missing at its deadline: no transcript has come since the end of speech, or an interim transcript
-has come since the last one. There are four cases for a transcript of the primary:
+The primary recogniser hears everything. The rescue gets the audio of an utterance of which
+something is missing at its deadline: no transcript has come since the end of speech, or an interim
+one has come since the last one. There are four cases for a transcript of the primary:
 
 1. Its utterance is not rescued: it is said.
 2. Its utterance is rescued, and the caller has not spoken since: it is dropped.
@@ -20,7 +20,7 @@ from difflib import SequenceMatcher
 from pipecat_hedge.race.continuation import is_wide
 from pipecat_hedge.voice.utterance import Utterance
 
-ALIKE = 0.5
+ALIKE = 0.75
 """From this ratio on (``difflib``), two transcripts are of the same words. A new utterance that is
 taken for the one before is rescued in its turn; one that is not would be said twice."""
 OWED = 4
@@ -71,7 +71,7 @@ class TranscriptRescue:
 
     def __init__(self) -> None:
         self.utterance: Utterance | None = None
-        self.said = ""
+        self.said = self._doubtful = ""
         self.is_asked = False
         self.heard_at = self.began_at = float("-inf")
         self.dropped = 0
@@ -85,7 +85,7 @@ class TranscriptRescue:
         """The caller begins to speak; returns the utterance before."""
         before, self.utterance = self.utterance, Utterance()
         self._owed = deque((owed for owed in self._owed if not owed.has_come), OWED)
-        self.said, self.is_asked = "", False
+        self.said, self.is_asked, self._doubtful = "", False, ""
         self.began_at, self.dropped = now, 0
         return before
 
@@ -151,7 +151,7 @@ class TranscriptRescue:
         Returns:
             What is said of it; and if it is the first of a rescued utterance, the end of speech.
         """
-        self.heard_at = now
+        self.heard_at, heard = now, text
         owed = self._asked.owed if self._asked and self.is_rescued else None
         if owed is not None:
             text = ""
@@ -159,6 +159,8 @@ class TranscriptRescue:
             text, owed = self._without_owed(text)
         if not text:
             self.dropped += 1
+            if not self.is_rescued:
+                self._doubtful = heard
         elif self.utterance is not None:
             self.utterance.take_final(text, now)
             self.said = f"{self.said} {text}".strip()
@@ -181,6 +183,8 @@ class TranscriptRescue:
                 return ""
             asked.owed = Owed("", asked.ended_at)
             self._owed.append(asked.owed)
+            if is_now and self._doubtful:  # if it was of this utterance, no other one will come
+                asked.owed.has_come = rest_after(text, self._doubtful, alike=ALIKE) is not None
             if asked.said:
                 rest = rest_after(asked.said, text, alike=0.0 if is_now else ALIKE)
         asked.owed.text = f"{asked.owed.text} {text}".strip()
@@ -203,7 +207,10 @@ class TranscriptRescue:
         return utterance.ended_at == asked.ended_at
 
     def _without_owed(self, text: str) -> tuple[str, Owed | None]:
+        has_stopped = self.utterance is not None and self.utterance.stopped_at is not None
         for owed in self._owed:
+            if owed.has_come and has_stopped:  # this one's transcript is due by now
+                continue
             rest = rest_after(owed.text, text, alike=ALIKE)
             if rest is not None:
                 return rest, owed
@@ -223,7 +230,7 @@ def rest_after(said: str, text: str, *, alike: float) -> str | None:
     """
     pattern = r"\S" if any(is_wide(char) for char in text) else r"\S+"
     ends = [match.end() for match in re.finditer(pattern, text)]
-    matcher = SequenceMatcher(None, _bare(said), autojunk=False)
+    matcher = SequenceMatcher(None, "", _bare(said), autojunk=False)
     best, end = 0.0, 0
     for each in ends:
         matcher.set_seq1(_bare(text[:each]))

@@ -42,8 +42,8 @@ KIND: Measures = "transcript"
 STEP_SECS = 0.03
 """A shorter wait is announced from this difference on: each announcement costs a frame."""
 SLACK_SECS = 0.02
-"""A transcript takes a moment from here to the strategies. And Pipecat warns of a wait that ends when
-the VAD notices the end of speech."""
+"""A transcript takes a moment from here to the strategies. And Pipecat warns of a wait that ends
+when the VAD notices the end of speech."""
 
 
 class TranscriptTiming(FrameProcessor):
@@ -77,8 +77,8 @@ class TranscriptTiming(FrameProcessor):
             least_wait_secs: The shortest wait that is announced, in seconds from the end of speech.
                 Pipecat's constant also kept a turn open during a short pause of the caller; this
                 keeps such a window, and marks nothing as final.
-            recogniser: The name of its statistics, such as for a language of its own. Defaults to that
-                of the service's class.
+            recogniser: The name of its statistics, such as for a language of its own. Defaults to
+                that of the service's class.
             stats: What is known of recognisers. Defaults to that of a hedged service downstream, or
                 the process's own.
             **kwargs: Further arguments of ``FrameProcessor``.
