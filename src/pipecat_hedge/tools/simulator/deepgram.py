@@ -19,7 +19,7 @@ from pipecat_hedge.tools.simulator.speech import WORD_SECS, Listener, Samples, S
 
 Json = dict[str, Any]
 
-_ENDPOINTING_SECS = 0.3  # Deepgram's own 10 ms count the silence after its model's hysteresis
+_ENDPOINTING_SECS = 0.5  # unless asked for; a VAD's stop after 0.2 s comes first, with Finalize
 _IDLE_SECS = 10.0  # without audio and KeepAlive
 _WORDS_BEFORE_BREAK = 2
 _BREAKS = ("1008", "cut")
@@ -194,9 +194,11 @@ class DeepgramSocket:
         assert isinstance(transport, asyncio.Transport)
         # A small buffer, so that the client's is full after seconds of audio, not minutes.
         sock = transport.get_extra_info("socket")
+        size = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         transport.pause_reading()
         await asyncio.sleep(secs)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
         transport.resume_reading()
 
     async def _break(self) -> None:

@@ -117,7 +117,7 @@ class Ledger:
     async def wait_until(self, is_reached: Callable[["Ledger"], bool], timeout_secs: float) -> None:
         """Wait until a condition on the ledger holds.
 
-        It is checked when a request arrives, ends, or sends headers or a first token, and when a
+        It is checked when a request arrives, is served, sends headers or a first token, or ends, and when a
         recogniser's socket hears an utterance or sends a transcript.
 
         Args:

@@ -343,6 +343,7 @@ class Simulator(ProviderUrls):
             behaviour = self._in_conditions(behaviour, entry.model)
             planned = plan(behaviour, prompt, rng)
             entry.fault = planned.fault.name if planned.fault else None
+            self.ledger.announce()
             exchange.limit_headers = wire.rate_limit_headers(behaviour.limits_left, behaviour.reset)
             return await exchange.play(planned, wire(prompt, behaviour.profile.name, entry.id))
 
