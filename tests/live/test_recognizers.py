@@ -83,7 +83,9 @@ async def calling(
 ) -> AsyncIterator[tuple[Simulator, Call]]:
     """A call and its simulator, which ends first: some faults answer no close."""
     async with AsyncExitStack() as stack, Simulator(transcripts=transcripts) as sim:
-        yield sim, await stack.enter_async_context(Call(service(sim, *options, **settings)))
+        call = Call(service(sim, *options, **settings))
+        await stack.enter_async_context(call)
+        yield sim, call
 
 
 async def heard(sim: Simulator, utterances: int) -> None:

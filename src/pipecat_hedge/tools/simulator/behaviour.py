@@ -41,7 +41,7 @@ _PROFILE_END = re.compile(r"[?@]")
 _RECOGNIZER = re.compile(r"nova|flux|whisper|transcribe")
 _HEADERS_SHARE = 0.5  # assumption: headers arrive halfway to the first token
 _RETRY_AFTER_SECS = 1.0
-ALL_FAULTS = {**SPEECH_FAULTS, **FAULTS}
+ALL_FAULTS = {**FAULTS, **SPEECH_FAULTS}
 """The faults of models and recognisers; one that a wire cannot have does nothing there."""
 
 

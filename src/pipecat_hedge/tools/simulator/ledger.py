@@ -117,8 +117,8 @@ class Ledger:
     async def wait_until(self, is_reached: Callable[["Ledger"], bool], timeout_secs: float) -> None:
         """Wait until a condition on the ledger holds.
 
-        It is checked when a request arrives, is served, sends headers or a first token, or ends, and when a
-        recogniser's socket hears an utterance or sends a transcript.
+        It is checked when a request arrives, is served, sends headers or a first token, or ends,
+        and when a recogniser's socket hears an utterance or sends a transcript.
 
         Args:
             is_reached: The condition.

@@ -442,7 +442,8 @@ async def _upload(request: web.Request) -> dict[str, Any]:
     fields: dict[str, Any] = dict(await request.post())
     if isinstance(file := fields.get("file"), web.FileField):
         try:
-            samples, rate = soundfile.read(file.file, dtype="int16", always_2d=True)
+            with file.file:
+                samples, rate = soundfile.read(file.file, dtype="int16", always_2d=True)
         except soundfile.SoundFileError:
             raise PromptError("file: not an audio file that can be read") from None
         fields["audio"] = soxr.resample(samples[:, 0], rate, RATE)

@@ -425,8 +425,7 @@ _SPEECH_FAULTS = (
         "no byte is read from the utterance on, for delay= (default: for ever)",
         delay_secs=math.inf,
     ),
-    Fault("1008", _cut, "the socket is closed with code 1008 after= words (default 2)"),
-    Fault("cut", _cut, "the connection is cut after= words (default 2)"),
+    Fault("1008", _cut, "the socket is closed with code 1008 in the middle of the utterance"),
     Fault(
         "two_finals",
         healthy,
@@ -436,4 +435,4 @@ _SPEECH_FAULTS = (
 )
 
 SPEECH_FAULTS = {fault.name: fault for fault in _SPEECH_FAULTS}
-"""Every fault of a streaming recogniser by its name; its shape is that of a single response."""
+"""A streaming recogniser's own faults by name; the shape is that of a single response."""
