@@ -61,6 +61,9 @@ MOST_FED = 10_000
 Recogniser: TypeAlias = STTService | Callable[[], STTService]
 
 
+_NOT_FORWARDED = (StartFrame, VADUserStartedSpeakingFrame, STTMuteFrame, STTUpdateSettingsFrame)
+
+
 class HedgedSTTService(Pipeline):
     """Stands in the place of a speech-to-text service.
 
@@ -103,13 +106,16 @@ class HedgedSTTService(Pipeline):
         """
         require("stats", stats, ProviderStats, "write ProviderStats()")
         require_number("budget", budget, "from 0 to 1", "0.2 is a fifth", lambda x: 0 <= x <= 1)
-        create = None if isinstance(primary, STTService) else primary
-        if create is not None and not callable(create):
+        create: Callable[[], STTService] | None = None
+        if isinstance(primary, STTService):
+            service = primary
+        elif callable(primary):
+            create, service = primary, primary()
+        else:
             raise ConfigurationError(
                 f"primary must be an STTService or a function that creates one, got {primary!r}: "
                 "write lambda: DeepgramSTTService(...)"
             )
-        service = primary if isinstance(primary, STTService) else create() if create else primary
         for field, each in (("primary", service), ("rescue", rescue)):
             require(field, each, STTService, "give a speech-to-text service", may_be_none=False)
         if service is rescue:
@@ -117,7 +123,9 @@ class HedgedSTTService(Pipeline):
         stats = stats or shared_stats()
         self._host = _Host(service, create, rescue, budget, stats)
         name = f"{name_of(service.name)}+{name_of(rescue.name)}"
-        timing = TranscriptTiming(least_wait_secs=least_wait_secs, recogniser=name, stats=stats)
+        timing = TranscriptTiming(
+            least_wait_secs=least_wait_secs, recogniser=name, stats=stats, enable_direct_mode=True
+        )
         timing.report_rescues(self._host.outcome)
         super().__init__([self._host, timing])
         self._register_event_handler("on_transcript_report")
@@ -204,6 +212,7 @@ class _Host(FrameProcessor):
         self._accounts = BudgetAccounts()
         self._transcripts = TranscriptRescue()
         self._audio: deque[InputAudioRawFrame] = deque()
+        self._spoken: tuple[InputAudioRawFrame, ...] = ()
         self._audio_secs, self._before_secs = 0.0, BEFORE_SECS
         self._is_speaking = self._is_muted = False
         self._asked_at: float | None = None
@@ -252,6 +261,7 @@ class _Host(FrameProcessor):
             self._keep(frame)
             await self._watch()
         elif isinstance(frame, VADUserStartedSpeakingFrame):
+            await self.push_frame(frame, direction)  # the utterance before is reported
             await self._speech_started(frame)
         elif isinstance(frame, STTMuteFrame):
             self._is_muted = frame.mute
@@ -262,7 +272,7 @@ class _Host(FrameProcessor):
         await self._primary.feed(frame)
         if isinstance(frame, VADUserStoppedSpeakingFrame):
             await self._speech_stopped(frame)
-        if not isinstance(frame, (StartFrame, STTMuteFrame, STTUpdateSettingsFrame)):
+        if not isinstance(frame, _NOT_FORWARDED):
             await self.push_frame(frame, direction)
 
     # ---- the caller
@@ -286,7 +296,7 @@ class _Host(FrameProcessor):
         self._asked_at = None
 
     async def _speech_stopped(self, frame: VADUserStoppedSpeakingFrame) -> None:
-        self._is_speaking = False
+        self._is_speaking, self._spoken = False, tuple(self._audio)
         now = _now()
         self._accounts.begin_turn(self._budget, now)
         self._transcripts.stop(now, frame.stop_secs, self._deadline_secs())
@@ -336,7 +346,7 @@ class _Host(FrameProcessor):
         transcripts.ask()
         self._asked_at = _now()
         await self._rescue.feed(VADUserStartedSpeakingFrame())
-        for frame in tuple(self._audio):
+        for frame in self._spoken:
             await self._rescue.feed(frame)
         await self._rescue.feed(VADUserStoppedSpeakingFrame())
 
