@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from examples.voice_bot.choices import setting_in
 from examples.voice_bot.services import SIMULATED_STT
-from pipecat_hedge.tools.simulator.timeline import FAULTS, SPEECH_FAULTS
+from pipecat_hedge.tools.simulator import FAULTS, SPEECH_FAULTS
 
 __all__ = ["BEHAVIOURS", "Bench"]
 
