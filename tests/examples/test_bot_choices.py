@@ -14,6 +14,7 @@ from examples.voice_bot.services import (
     check_simulator,
     discover_models,
     make_llms,
+    simulated_models,
 )
 from pipecat.services.anthropic.llm import AnthropicLLMService
 from pipecat.services.openai.llm import OpenAILLMService
