@@ -32,6 +32,8 @@ __all__ = [
 
 _NEEDS = {
     "deepgram": ("deepgram", "cloud"),
+    "simulated-deepgram": ("deepgram", "cloud"),
+    "simulated-openai": ("pocketsphinx", "demo"),
     "cartesia": ("websockets", "cloud"),
     "bedrock": ("aioboto3", "cloud"),
     "pocketsphinx": ("pocketsphinx", "demo"),
@@ -39,6 +41,10 @@ _NEEDS = {
     "traces": ("opentelemetry.exporter.otlp.proto.http", "tracing"),
 }
 """The module that a service needs, and the extra that installs it."""
+
+
+SIMULATED_STT = {"simulated-deepgram": "nova-3-general", "simulated-openai": "gpt-transcribe"}
+"""The models of the simulated recognisers."""
 
 
 def check_installed(choices: Choices) -> None:
@@ -115,7 +121,7 @@ def check_simulator(choices: Choices, env: Mapping[str, str], timeout_secs: floa
     Raises:
         SettingError: If it does not.
     """
-    if not choices.simulated or "SIMULATOR_URL" not in env:
+    if not choices.needs_simulator or "SIMULATOR_URL" not in env:
         return
     url = setting_in(env, "SIMULATOR_URL").rstrip("/")
     try:
@@ -134,6 +140,22 @@ def make_stt(choices: Choices, env: Mapping[str, str]) -> STTService:
         from pipecat.services.deepgram.stt import DeepgramSTTService
 
         return DeepgramSTTService(api_key=setting_in(env, "DEEPGRAM_API_KEY"))
+    if choices.stt == "simulated-deepgram":
+        from pipecat.services.deepgram.stt import DeepgramSTTService
+
+        return DeepgramSTTService(
+            api_key="simulated",
+            base_url=setting_in(env, "SIMULATOR_URL"),
+            settings=DeepgramSTTService.Settings(model=SIMULATED_STT[choices.stt]),
+        )
+    if choices.stt == "simulated-openai":
+        from pipecat.services.openai.stt import OpenAISTTService
+
+        return OpenAISTTService(
+            api_key="simulated",
+            base_url=f"{setting_in(env, 'SIMULATOR_URL')}/v1",
+            settings=OpenAISTTService.Settings(model=SIMULATED_STT[choices.stt]),
+        )
     from examples.voice_bot.speech import PocketsphinxSTTService
 
     return PocketsphinxSTTService()
@@ -166,9 +188,12 @@ def make_llms(choices: Choices, env: Mapping[str, str]) -> list[Provider]:
 
 
 def simulated_models(choices: Choices) -> dict[str, str]:
-    """Return the model of each simulated provider, by the provider's name."""
+    """Return the model of each simulated provider and recogniser, by its name."""
     named = zip(_names(choices.llms), choices.llms, strict=True)
-    return {name: llm.model or "" for name, llm in named if llm.is_simulated}
+    models = {name: llm.model or "" for name, llm in named if llm.is_simulated}
+    if choices.stt in SIMULATED_STT:
+        models[choices.stt] = SIMULATED_STT[choices.stt]
+    return models
 
 
 def _names(llms: Sequence[LLMChoice]) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
+from openai import DefaultAsyncHttpxClient
 from pipecat.audio.vad.silero import SileroVADAnalyzer
 from pipecat.audio.vad.vad_analyzer import VADParams
 from pipecat.frames.frames import (
@@ -83,6 +84,8 @@ async def calling(
 ) -> AsyncIterator[tuple[Simulator, Call]]:
     """A call and its simulator, which ends first: some faults answer no close."""
     async with AsyncExitStack() as stack, Simulator(transcripts=transcripts) as sim:
+        if service is openai:  # Pipecat closes no client
+            settings["http_client"] = await stack.enter_async_context(DefaultAsyncHttpxClient())
         call = Call(service(sim, *options, **settings))
         await stack.enter_async_context(call)
         yield sim, call

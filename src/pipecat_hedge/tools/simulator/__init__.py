@@ -5,9 +5,11 @@ from pipecat_hedge.tools.simulator.ledger import LedgerEntry
 from pipecat_hedge.tools.simulator.process import SimulatorProcess
 from pipecat_hedge.tools.simulator.server import Simulator
 from pipecat_hedge.tools.simulator.speech import Recordings
-from pipecat_hedge.tools.simulator.timeline import tokenize
+from pipecat_hedge.tools.simulator.timeline import FAULTS, SPEECH_FAULTS, tokenize
 
 __all__ = [
+    "FAULTS",
+    "SPEECH_FAULTS",
     "BehaviourError",
     "LedgerEntry",
     "Recordings",
