@@ -7,6 +7,7 @@ import inspect
 import ipaddress
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
@@ -28,12 +29,29 @@ settings.register_profile("explore", max_examples=2000, deadline=None, print_blo
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 
 
+MOST_SECS = 90.0
+"""More than the timeout of a test on virtual time."""
+
+
+class BoundedLoop(AutojumpLoop):
+    """Ends a test that has timed out and whose tasks go on, in virtual time without end."""
+
+    def __init__(self) -> None:
+        self._until = time.monotonic() + MOST_SECS
+        super().__init__()
+
+    def time(self) -> float:
+        if time.monotonic() > self._until:
+            raise TimeoutError(f"the test's tasks have not ended after {MOST_SECS:g} s")
+        return super().time()
+
+
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Tests marked ``virtual_time`` run on a loop that skips idle time."""
     if item.get_closest_marker("virtual_time"):
-        return {"virtual": AutojumpLoop}
+        return {"virtual": BoundedLoop}
     return {"real": asyncio.SelectorEventLoop}
 
 

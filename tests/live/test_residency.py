@@ -16,6 +16,8 @@ pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 FAULTS = ("429", "529", "500", "reset", "hang", "cut", "empty", "error_in_band")
 PLACES, CALLERS, TURNS = ("eu", "us"), 20, 12
+WORDS = {"eu": 1, "us": 400}
+"""The length of a caller's question, by which a provider's ledger shows whose it got."""
 
 
 async def test_hundreds_of_turns_with_faults_stay_in_their_jurisdictions() -> None:
@@ -34,6 +36,7 @@ async def test_hundreds_of_turns_with_faults_stay_in_their_jurisdictions() -> No
             requests = [request for request in sim.ledger.requests if request.model]
             assert len(requests) > len(outcomes) / 2
             assert all(f"in the {place}" in request.model for request in requests)
+            assert {request.prompt_tokens > 200 for request in requests} == {WORDS[place] > 200}
             assert sum(request.fault is not None for request in requests) > 0.1 * len(requests)
 
 
@@ -52,7 +55,7 @@ async def call(place: str, sim: Simulator, fault: str) -> list[str]:
     try:
         async with Line(HedgedLLMService(providers, policy=policy, residency=place)) as line:
             for _ in range(TURNS):
-                await line.ask()
+                await line.ask("Hello? " * WORDS[place])
             await line.report(TURNS)
             return [report.outcome for report in line.reports]
     finally:

@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.realtime, pytest.mark.timeout(240)]
     ("name", "pace"),
     [
         ("blip", 0.7),
+        ("thinking", 0.4),
         ("neighbours", 0.6),
         ("blocked_loop", 0.6),
         ("busy_loop", 0.7),

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge.policy.hedge_burst import (
-    MOST,
+    MOST_TOKENS,
     REFILL_SECS,
     SLACK,
     BurstBound,
     HedgeBurst,
 )
 from pipecat_hedge.race import InFlight, LaunchDecision, Waiting
-from tests.policy.test_routing import At
+from tests.policy.test_first_place import At
 
 
 def send_all(burst: HedgeBurst, now: float) -> int:
@@ -49,7 +49,7 @@ def test_any_period_is_within_the_budget_and_the_burst(
             # The first moment's turns were there before its requests.
             turns = sum(turns for _, turns, _ in period[1:])
             sent = sum(sent for _, _, sent in period)
-            assert sent <= MOST + SLACK * budget * turns + by_time + 1e-6
+            assert sent <= MOST_TOKENS + SLACK * budget * turns + by_time + 1e-6
 
 
 def test_slow_period_is_hedged_at_twice_the_budget() -> None:
@@ -57,7 +57,7 @@ def test_slow_period_is_hedged_at_twice_the_budget() -> None:
     for _ in range(200):
         burst.begin_turn(0.0)
         sent += send_all(burst, 0.0)
-    assert sent == pytest.approx(MOST + SLACK * 0.1 * 200, abs=1)
+    assert sent == pytest.approx(MOST_TOKENS + SLACK * 0.1 * 200, abs=1)
 
 
 def test_free_requests_need_no_room_and_dear_ones_a_full_bucket() -> None:
@@ -73,8 +73,8 @@ def test_debt_is_forgotten_after_a_full_refill() -> None:
     burst = HedgeBurst(0.1)
     for _ in range(100):
         burst.spend(1.0, 0.0)
-    assert not burst.permits(1.0, 0.9 * (MOST + 1) * REFILL_SECS)
-    assert burst.permits(1.0, (MOST + 1) * REFILL_SECS)
+    assert not burst.permits(1.0, 0.9 * (MOST_TOKENS + 1) * REFILL_SECS)
+    assert burst.permits(1.0, (MOST_TOKENS + 1) * REFILL_SECS)
 
 
 # ---- as a launch rule

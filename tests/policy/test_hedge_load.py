@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from pipecat_hedge import HedgePolicy
-from pipecat_hedge.policy.hedge_burst import MOST as BURST
+from pipecat_hedge.policy.hedge_burst import MOST_TOKENS as BURST
 from pipecat_hedge.policy.hedge_burst import SLACK, HedgeBurst
 from pipecat_hedge.tools.bench import percentile
 from tests.support.crowd import PROVIDERS, Crowd

@@ -9,7 +9,7 @@ import pytest
 
 from pipecat_hedge import HedgePolicy, Slo
 from pipecat_hedge.policy.settings import as_settings, policy_of
-from tests.policy.test_routing import At
+from tests.policy.test_first_place import At
 
 race, after, adaptive = HedgePolicy.race, HedgePolicy.after, HedgePolicy.adaptive
 

@@ -268,6 +268,12 @@ class TestBreakers:
         firsts = [report.attempts[0].provider for report in line.reports[5:]]
         assert {name: firsts.count(name) for name in "abc"} == dict.fromkeys("abc", 10)
 
+    async def test_all_breakers_open_exclude_no_hedge(self) -> None:
+        a, b = scripts(*[DOWN] * 6, [Wait(NEVER)]), scripts(*[DOWN] * 6, FINE)
+        line = await asked(racing(a, b, policy=HedgePolicy.race(2)), turns=7)
+        assert launches(line) == [("a", "primary"), ("b", "hedge")]
+        assert line.reports[-1].ttft_secs == pytest.approx(0.3)
+
     async def test_a_provider_has_a_breaker_of_its_own(self) -> None:
         """Also if it had another one before."""
         await asked(racing(scripts(DOWN), scripts(FINE)))

@@ -151,7 +151,7 @@ async def test_interruption_is_no_error(spans: RecordedSpans) -> None:
     assert all(span.status.is_unset for span in [race, *attempts.values()])
 
 
-@pytest.mark.parametrize("broken", ["stop_processing_metrics", "_learn"])
+@pytest.mark.parametrize("broken", ["stop_processing_metrics", "_note_failures"])
 async def test_spans_end_when_the_turn_s_end_fails(
     spans: RecordedSpans, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

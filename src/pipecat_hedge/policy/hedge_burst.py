@@ -2,7 +2,7 @@
 
 When a provider turns slow, every waiting turn reaches its hedge time together; the account in
 ``hedge_budget.py`` bounds only the average over hundreds of turns. Each turn adds ``SLACK`` times
-its budget, each extra request takes one token. The bucket holds ``MOST`` tokens.
+its budget, each extra request takes one token. The bucket holds ``MOST_TOKENS`` tokens.
 Without ``SLACK`` the p99 of the "jagged" profile is a third longer (``tests/support/crowd.py``).
 See ``docs/design/when-to-hedge.md``.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from pipecat_hedge.race.events import LaunchDecision, LaunchRule, Waiting
 
-MOST = 4.0
+MOST_TOKENS = 4.0
 """Tokens of a process, which knows nothing of the others' bursts. With 2 the p99 of a provider that
 stalls in a turn of twenty is 3.4 instead of 1.4 s (``tests/service/test_turn_order.py``)."""
 SLACK = 2.0
@@ -35,13 +35,13 @@ class HedgeBurst:
             budget: Extra requests per turn, on average.
         """
         self._budget = budget
-        self._tokens = MOST
+        self._tokens = MOST_TOKENS
         self._now: float | None = None
 
     def begin_turn(self, now: float) -> None:
         """Add a turn's tokens at ``now``, in seconds."""
         self._fill(now)
-        self._tokens = min(self._tokens + SLACK * self._budget, MOST)
+        self._tokens = min(self._tokens + SLACK * self._budget, MOST_TOKENS)
 
     def spend(self, cost: float, now: float) -> None:
         """Take the tokens of an extra request, down to a debt of one full bucket.
@@ -51,7 +51,7 @@ class HedgeBurst:
             now: Time in seconds.
         """
         self._fill(now)
-        self._tokens = max(self._tokens - cost, -MOST)
+        self._tokens = max(self._tokens - cost, -MOST_TOKENS)
 
     def pay_back(self, cost: float) -> None:
         """Return the tokens of an extra request that was not sent.
@@ -59,7 +59,7 @@ class HedgeBurst:
         Args:
             cost: Its cost in units of the turn's first request.
         """
-        self._tokens = min(self._tokens + cost, MOST)
+        self._tokens = min(self._tokens + cost, MOST_TOKENS)
 
     def permits(self, cost: float, now: float) -> bool:
         """Return whether an extra request may be sent now.
@@ -70,12 +70,12 @@ class HedgeBurst:
             now: Time in seconds.
         """
         self._fill(now)
-        return cost <= 0 or self._tokens >= ONE_TOKEN * min(cost, MOST)
+        return cost <= 0 or self._tokens >= ONE_TOKEN * min(cost, MOST_TOKENS)
 
     def _fill(self, now: float) -> None:
         """Add tokens for the time since the last call; clocks of several event loops may differ."""
         secs = 0.0 if self._now is None else max(now - self._now, 0.0)
-        self._tokens = min(self._tokens + secs / REFILL_SECS, MOST)
+        self._tokens = min(self._tokens + secs / REFILL_SECS, MOST_TOKENS)
         self._now = now
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipecat_hedge.policy.budget_accounts import BudgetAccounts
+from pipecat_hedge.policy.first_place import AskReplaced, Trial, first_place
 from pipecat_hedge.policy.hedge_budget import HedgeBudget
 from pipecat_hedge.policy.hedge_burst import BurstBound
 from pipecat_hedge.policy.hedge_policy import (
@@ -23,7 +24,6 @@ from pipecat_hedge.policy.hedge_policy import (
     TurnRule,
 )
 from pipecat_hedge.policy.priced_delay import PricedDelay
-from pipecat_hedge.policy.routing import AskReplaced, Trial, choose_route
 from pipecat_hedge.providers.backends import Backend
 from pipecat_hedge.providers.latency import SILENT_SECS, LatencyEstimate
 from pipecat_hedge.providers.registry import ProviderRegistry
@@ -160,22 +160,22 @@ def plan_turn(
     budget = rule.budget
     accounts.begin_turn(budget, now)
     # Without a budget the order stays as given; slow periods are watched in any case.
-    routed = budget if rule.order == "learned" and not is_routed else 0.0
+    place_budget = budget if rule.order == "learned" and not is_routed else 0.0
     in_debt, seen_at = accounts.in_debt(budget), (now or 0.0) - lag_secs()
     with stats.lock:
-        route = choose_route(
+        place = first_place(
             order,
             stats.slow_periods(backends, seen_at),
             {name: estimates[name].first_token.quantile(0.5) for name in order},
-            routed,
+            place_budget,
             seen_at,
             may_hang=[name for name in order if estimates[name].may_hang],
             in_debt=in_debt,
         )
-    order = route.order
+    order = place.order
     costs = _costs(backends, order[0], prompt_tokens)
     share_at = {
-        cost: route.hedges * accounts.share(budget, cost)
+        cost: place.hedges * accounts.share(budget, cost)
         if now is not None or accounts.permits(budget, cost)
         else 0.0
         for cost in set(costs.values())
@@ -184,16 +184,16 @@ def plan_turn(
     of_turn: LaunchRule = PricedDelay(
         estimates, shares, rule.min_saving_secs, rule.target_ttft_secs, accounts.benefits
     )
-    if route.replaced is not None:
+    if place.replaced is not None:
         curves = {backend: estimates[backend.provider].first_token for backend in backends}
-        common = 1.0 - min(route.hedges * budget, 1.0)
+        common = 1.0 - min(place.hedges * budget, 1.0)
         rare_secs = {
             backend.provider: 0.0
             if estimates[backend.provider].may_hang
             else max(curve.quantile(common), late_secs(curve))
             for backend, curve in curves.items()
         }
-        of_turn = AskReplaced(of_turn, route.replaced, rare_secs)
+        of_turn = AskReplaced(of_turn, place.replaced, rare_secs)
     bound = None
     if now is not None:
         of_turn = bound = BurstBound(
@@ -201,18 +201,17 @@ def plan_turn(
             lambda provider, now: accounts.claim(budget, costs[provider], now),
             lambda provider: accounts.pay_back(budget, costs[provider]),
         )
-    if route.trial is not None:
-        of_turn = Trial(of_turn, route.trial)
+    if place.trial is not None:
+        of_turn = Trial(of_turn, place.trial)
     plan = Plan(
         order,
         of_turn,
-        route.reason,
-        prior_weight,
-        route.trial,
-        False,
-        estimates,
-        lambda provider, now: accounts.pay(budget, costs.get(provider, 1.0), now),
-        bound,
+        route_reason=place.reason,
+        prior_weight=prior_weight,
+        trial=place.trial,
+        estimates=estimates,
+        _pay=lambda provider, now: accounts.pay(budget, costs.get(provider, 1.0), now),
+        _bound=bound,
     )
     plan.put_last(last)
     if silent is not None and plan.order[0] == silent:

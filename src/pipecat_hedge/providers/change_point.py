@@ -30,9 +30,9 @@ CREDIT = 3.0
 """Changes that are accepted in a row."""
 EARNED_BY = 600
 """Observations after which one more change is accepted."""
-LEAST = 1.1
+LEAST_FACTOR = 1.1
 """Levels within this factor are the same, however narrow the spread."""
-MOST = 20.0
+MOST_FACTOR = 20.0
 """The largest change of level that is accepted, as a factor."""
 
 
@@ -83,8 +83,8 @@ class ChangePoint:
         self.begin_again()
         before = present[0][1]
         level_secs = median(secs for secs, _, _ in present)
-        factor = max(level_secs / max(before.quantile(0.5), 1e-3), 1 / MOST)
-        if factor > 1 / LEAST or self._credit < 1:
+        factor = max(level_secs / max(before.quantile(0.5), 1e-3), 1 / MOST_FACTOR)
+        if factor > 1 / LEAST_FACTOR or self._credit < 1:
             return None
         self._credit -= 1
         return Change(before, len(present), factor)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipecat_hedge.providers.change_point import LEAST, MOST, ChangePoint
+from pipecat_hedge.providers.change_point import LEAST_FACTOR, MOST_FACTOR, ChangePoint
 from pipecat_hedge.providers.latency_model import (
     BUCKETS,
     AnswerTimes,
@@ -37,7 +37,7 @@ CLASS_BOUNDS = (2_000, 8_000, 32_000)
 """Prompt tokens at which a class begins."""
 CLASS_AT_LEAST = 64
 """Observations that a class needs to answer for itself."""
-OBSERVED = 3
+AT_FIRST_OBSERVED = 3
 """How many losers of a provider without answers run on, to see whether it is slow or silent."""
 TRIAL_EVERY_SECS = 10.0
 """How often a provider that lost its place by its silence is tried beside another one."""
@@ -281,7 +281,7 @@ class ProviderLatency:
             if self._was_slow and not was_slow:
                 typical = self._typical_of(prompt_tokens, answering)[0]
                 factor = self.slow_period.counted_secs / max(typical.quantile(0.5), 1e-3)
-                factor = min(max(factor, LEAST), MOST)
+                factor = min(max(factor, LEAST_FACTOR), MOST_FACTOR)
                 self._restart(typical, factor, SLOW, watched, put_aside=True)
         if was_slow and not self._was_slow:
             self._resume((answering, own))
@@ -378,8 +378,8 @@ class ProviderLatency:
         return True
 
     def begin_observation(self) -> bool:
-        """Whether a loser runs on, one of ``OBSERVED``, while there is no answer."""
-        if self._models[ALL].answers.seen or self._observed >= OBSERVED:
+        """Whether a loser runs on, one of ``AT_FIRST_OBSERVED``, while there is no answer."""
+        if self._models[ALL].answers.seen or self._observed >= AT_FIRST_OBSERVED:
             return False
         self._observed += 1
         return True

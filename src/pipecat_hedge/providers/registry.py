@@ -436,7 +436,7 @@ class ProviderRegistry:
     def begin_observation(
         self, backend: Backend, attempt: Attempt, prompt_tokens: int | None
     ) -> bool:
-        """Whether a silent loser runs on, because its provider has no answers; see ``OBSERVED``.
+        """Whether a silent loser runs on, as its provider has no answers: ``AT_FIRST_OBSERVED``.
 
         Args:
             backend: The provider.

@@ -22,7 +22,8 @@ class AttemptError:
             the key, the permission or the model.
         retry_after_secs: The provider's ``Retry-After``, at most five minutes; None without one.
         exception: The underlying exception, if there is one.
-        is_busy: Whether the provider rejected the request for load. Exhausted credit is not load.
+        is_busy: Whether the provider rejected the request for load (429, 529). Exhausted credit is
+            not load.
         is_connection: Whether the connection failed: DNS, refused, reset, or connect timeout.
         is_transient: Whether the request failed before any response, in a way that the providers'
             SDKs retry: connection errors, 408, 409, 429 and 5xx.

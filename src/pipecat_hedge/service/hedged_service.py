@@ -217,7 +217,7 @@ class HedgedLLMService(HostingLLMService):
         self._stats = stats or shared_stats()
         super().__init__(ProviderPool(providers, self._stats), **kwargs)
         self._rejections = {"turns": Rejections(), "inferences": Rejections()}
-        self._runs_on: asyncio.AbstractEventLoop | None = None
+        self._session_loop: asyncio.AbstractEventLoop | None = None
         self._preparation = Preparation(f"{self}: warms up", self.warm_up)
         self._timed_first_text = False
         self.events = EventHub(self._stats.events)
@@ -328,16 +328,16 @@ class HedgedLLMService(HostingLLMService):
     @property
     def is_running(self) -> bool:
         """Whether its pipeline has been set up and not cleaned up, and its loop is not closed."""
-        return self._runs_on is not None and not self._runs_on.is_closed()
+        return self._session_loop is not None and not self._session_loop.is_closed()
 
     async def setup(self, setup: FrameProcessorSetup) -> None:
         """Set up this service and its members."""
         await super().setup(setup)
         self._tracer.setup(setup)
         await self._pool.setup(setup)
-        if self._runs_on is None:
+        if self._session_loop is None:
             self._stats.begin_session([member.backend() for member in self._pool.members])
-            self._runs_on = asyncio.get_running_loop()
+            self._session_loop = asyncio.get_running_loop()
 
     async def cleanup(self) -> None:
         """Release this service's and its members' resources."""
@@ -349,8 +349,8 @@ class HedgedLLMService(HostingLLMService):
             await self._preparation.close()
             await super().cleanup()
             await self._pool.cleanup()
-            if self._runs_on is not None:
-                self._runs_on = None
+            if self._session_loop is not None:
+                self._session_loop = None
                 await self._stats.end_session()
 
     async def start(self, frame: StartFrame) -> None:
@@ -369,14 +369,14 @@ class HedgedLLMService(HostingLLMService):
 
     async def stop(self, frame: EndFrame) -> None:
         """Publish pending reports and stop the members."""
-        await self._end_observed()
+        await self._publish_pending()
         await self._pool.stop_keeping_connections()
         await super().stop(frame)
         await self._pool.control(frame)
 
     async def cancel(self, frame: CancelFrame) -> None:
         """Publish pending reports and stop the members at once."""
-        await self._end_observed()
+        await self._publish_pending()
         await self._pool.stop_keeping_connections()
         await super().cancel(frame)
         await self._pool.control(frame)
@@ -470,7 +470,7 @@ class HedgedLLMService(HostingLLMService):
                     if not ended:
                         await end()
                 finally:
-                    await self._learn(self._rejections["turns"], turn.errors, turn.answered)
+                    await self._note_failures(self._rejections["turns"], turn.errors, turn.answered)
             finally:
                 filler = self._fillers.report()
                 if question is not None and turn.whole_answer:
@@ -552,7 +552,7 @@ class HedgedLLMService(HostingLLMService):
             self._turn.end_speculation(is_confirmed=False)
             self._turn = None
 
-    async def _end_observed(self) -> None:
+    async def _publish_pending(self) -> None:
         self._end_speculation()
         if self.policy.losers == "cancel":
             await self._drains.close()
@@ -616,7 +616,7 @@ class HedgedLLMService(HostingLLMService):
         try:
             return await Inference(context, options).run(race)
         finally:
-            await self._learn(rejections, race.errors, race.answered)
+            await self._note_failures(rejections, race.errors, race.answered)
 
     # ---- before the first turn
 
@@ -641,13 +641,13 @@ class HedgedLLMService(HostingLLMService):
 
     # ---- after a turn
 
-    async def _learn(
+    async def _note_failures(
         self,
         rejections: Rejections,
         errors: Sequence[tuple[str, AttemptError]],
         answered: Iterable[str],
     ) -> None:
-        """Learn which providers come last, and report changes of breakers, once each."""
+        """Record which providers come last, and report changes of breakers, once each."""
         for provider, error in errors:
             logger.debug(f"{self}: {provider}: {error.category}: {error.message}")
         now = asyncio.get_running_loop().time()
@@ -693,9 +693,8 @@ class HedgedLLMService(HostingLLMService):
         await self.stop_ttfb_metrics(end_time=wall_time)
         await self.stop_ttfat_metrics(end_time=wall_time)
         if self._turn is not None and self._speculation_gate.is_speculating:
-            self._turn.end_speculation(
-                is_confirmed=False
-            )  # Pipecat withdraws it: no tool runs early
+            # Pipecat withdraws it: no tool runs early.
+            self._turn.end_speculation(is_confirmed=False)
         await self.run_function_calls(calls.calls)
 
     def attempt_sent(self) -> None:

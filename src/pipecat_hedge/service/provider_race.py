@@ -148,6 +148,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         policy: The user's policy.
         spec: What the turn asks for.
         planned: Its plan; None before ``run``.
+        terms: The terms on which its requests get permits; the plan may change them.
         race: The race; None until a request may be sent.
         losers: ``cancel`` or ``drain``, for this turn.
         is_speculative: Whether the caller's turn may still go on; set it before ``run``.
@@ -232,7 +233,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         planned = self.planned = plan_of(
             self.policy, self._stats, self.spec, self._members, self.terms, now
         )
-        self._recovering = planned.recovering
+        self.terms, self._recovering = planned.terms, planned.recovering
         self._idle = {member.name: list(member.adapters) for member in planned.order}
         return planned
 
@@ -271,7 +272,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
             self._recovering = None  # releasing the permit ends the claim
         key, work = self._backend(slot.provider).record_key, self._work_of(number, reason)
         permit = self._stats.issue(
-            key, work, self._terms, self._loop.time(), is_recovery=is_recovery
+            key, work, self.terms, self._loop.time(), is_recovery=is_recovery
         )
         attempt = ProviderAttempt(number, slot, reason, launched_at, detail, permit)
         attempt.hold = self._stats.holds.add(functools.partial(self._abandon, attempt))
@@ -284,10 +285,6 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         if self._recovering is not None:
             key, self._recovering = self._backend(self._recovering).record_key, None
             self._stats.drop_recovery(key, self._loop.time())
-
-    @property
-    def _terms(self) -> Terms:
-        return self._planned.terms
 
     @property
     def _planned(self) -> PlannedTurn[A]:
@@ -457,14 +454,14 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         attempt.is_unmeasured = attempt.provider == self._planned.plan.trial or (
             self._stats.is_unmeasured(attempt.permit.key)
         )
-        is_useful = attempt.is_unmeasured or self._is_unknown(attempt.provider)
+        is_useful = attempt.is_unmeasured or self._is_without_answers(attempt.provider)
         if is_useful and self.policy.probes:
             attempt.silence_alarm = self._loop.call_later(OBSERVED_SECS, self._end_silence, attempt)
 
     def _on_used_up(self, attempt: ProviderAttempt, secs: float) -> None:
         self._stats.set_used_up(attempt.permit.key, self._loop.time() + secs)
 
-    def _is_unknown(self, provider: str) -> bool:
+    def _is_without_answers(self, provider: str) -> bool:
         """Whether a provider had no answers when the turn began."""
         return not self._planned.plan.estimates[provider].answers.seen
 
@@ -584,7 +581,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         reluctance = {name: s.rank for name, s in standings.items() if s.rank}
         for name in by_server:
             reluctance[name] = max(reluctance.get(name, 0), 1)
-        full = frozenset(name for name, s in others.items() if s.full and self._terms.sheds)
+        full = frozenset(name for name, s in others.items() if s.full and self.terms.sheds)
         slow = self._slow(now)
         if not (reasons or reluctance or slow or full):
             return ALL_ELIGIBLE
@@ -596,7 +593,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         if not self.attempts:
             return {name: planned.standings[name] for name in names}
         keys = [planned.backends[name].record_key for name in names]
-        found = self._stats.standing(keys, "rescue", planned.terms, now)
+        found = self._stats.standing(keys, "rescue", self.terms, now)
         return dict(zip(names, found, strict=True))
 
     def _slow(self, now: float) -> frozenset[str]:
@@ -626,12 +623,19 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         return True
 
     def _is_to_observe(self, attempt: ProviderAttempt) -> bool:
+        """Whether a loser runs on to its first token. There are three cases.
+
+        1. A free trial shows whether its provider has recovered.
+        2. The first losers of a provider without answers show whether it is slow or silent; see
+           ``AT_FIRST_OBSERVED``.
+        3. So does one request in ``OBSERVED_LOSER_INTERVAL``, for providers that always lose.
+        """
         is_open = attempt.silence_alarm is not None and not attempt.is_silent
         if not is_open or attempt.stats.has_answer:
             return False
         backend, tokens = self._backend(attempt.provider), self.spec.prompt_tokens
         if self._is_free_trial(attempt) or (
-            self._is_unknown(attempt.provider)
+            self._is_without_answers(attempt.provider)
             and self._stats.begin_observation(backend, attempt, tokens)
         ):
             attempt.is_observed = True

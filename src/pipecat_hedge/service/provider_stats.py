@@ -1,8 +1,8 @@
-"""The statistics of a process's providers: one registry for every service, loop and thread.
+"""The registry of a process's providers, with budgets, saved statistics and the fleet.
 
-A call has some twenty turns, too few to learn a provider's tail. So sessions share statistics, and
-processes do through a store. One lock protects everything. It is held for microseconds, or a
-millisecond to compute a curve, and never during an await or a write.
+A call has some twenty turns, too few to learn a provider's tail. So all services, loops and threads
+share one ``ProviderStats``, and processes share statistics through a store. What is known of a
+provider, and the lock, are in ``providers/registry.py``.
 """
 
 from __future__ import annotations

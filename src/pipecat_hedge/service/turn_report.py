@@ -63,9 +63,9 @@ class TurnRecord:
 
 def report_turn(turn: TurnRecord) -> TurnReport:
     """Report a finished turn."""
-    runner, released, since_start = turn.race, turn.released, functools.partial(_since, turn)
-    race, spec, planned = runner.race, runner.spec, runner.planned
-    first, winner = released[0] if released else None, runner.winner
+    race, released, since_start = turn.race, turn.released, functools.partial(_since, turn)
+    decided, spec, planned = race.race, race.spec, race.planned
+    first, winner = released[0] if released else None, race.winner
     spoken = [a.speakable_at for a in released if a.speakable_at is not None]
     return TurnReport(
         turn=turn.number,
@@ -74,26 +74,26 @@ def report_turn(turn: TurnRecord) -> TurnReport:
         ttft_secs=None if first is None else since_start(first.first_token_at),
         ttfs_secs=since_start(min(spoken, default=None)),
         duration_secs=turn.ended_at - turn.started_at,
-        attempts=tuple(_attempt(attempt, turn) for attempt in runner.attempts),
+        attempts=tuple(_attempt(attempt, turn) for attempt in race.attempts),
         commit_on=spec.commit_on,
-        commit_reason=None if race is None else race.commit_reason,
+        commit_reason=None if decided is None else decided.commit_reason,
         prompt_tokens=spec.prompt_tokens,
-        hedge_reason=None if race is None else race.launch_reason,
+        hedge_reason=None if decided is None else decided.launch_reason,
         routing_reason=None if planned is None else planned.route_reason,
         route_score=spec.choice.score,
         prior_weight=None if planned is None else planned.plan.prior_weight,
         committed_secs=since_start(turn.committed_at),
         confirmed_secs=since_start(turn.confirmed_at),
         degraded_reason=turn.degraded_reason,
-        tier=runner.terms.tier,
+        tier=race.terms.tier,
         filler=turn.filler,
     )
 
 
 def _attempt(attempt: ProviderAttempt, turn: TurnRecord) -> AttemptReport:
-    stats, sent_at, runner = attempt.stats, attempt.sent_at, turn.race
+    stats, sent_at, race = attempt.stats, attempt.sent_at, turn.race
     was_sent = sent_at is not None and not attempt.was_withdrawn
-    tokens = count_tokens(stats, runner.spec.prompt_tokens) if was_sent else NONE
+    tokens = count_tokens(stats, race.spec.prompt_tokens) if was_sent else NONE
     ended_at = turn.ended_at if attempt.ended_at is None else attempt.ended_at
     if attempt.is_observed and attempt.closed_at is not None:
         ended_at = attempt.closed_at
@@ -109,7 +109,7 @@ def _attempt(attempt: ProviderAttempt, turn: TurnRecord) -> AttemptReport:
         input_tokens=tokens.input,
         output_tokens=tokens.output,
         tokens_estimated=tokens.estimated,
-        usd=usd(tokens, runner.price_of(attempt.provider)),
+        usd=usd(tokens, race.price_of(attempt.provider)),
         ttfs_secs=_between(attempt.launched_at, attempt.speakable_at),
         launch_detail=attempt.detail,
         sent_secs=_since(turn, sent_at) if was_sent else None,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.policy.routing import AskReplaced, Route, choose_route
+from pipecat_hedge.policy.first_place import AskReplaced, FirstPlace, first_place
 from pipecat_hedge.providers.slow_period import SlowPeriod
 from pipecat_hedge.race import InFlight, LaunchDecision, Waiting
 from tests.providers.test_slow_period import answered
@@ -21,13 +21,13 @@ def routes(
     budget: float = 0.1,
     in_debt: bool = False,
     may_hang: str = "",
-) -> list[Route]:
+) -> list[FirstPlace]:
     slow_periods = {
         name: answered(*[LEVEL_SECS] * 5) if name in turned_slow else SlowPeriod()
         for name in median_secs
     }
     return [
-        choose_route(
+        first_place(
             list(median_secs),
             slow_periods,
             median_secs,
@@ -44,7 +44,7 @@ def routes(
 def test_order_is_as_given_while_the_first_is_as_usual(secs: list[float]) -> None:
     """However much quicker another is: only a change counts."""
     median_secs = dict(zip("abc", secs, strict=False))
-    assert routes(median_secs) == [Route(tuple(median_secs))]
+    assert routes(median_secs) == [FirstPlace(tuple(median_secs))]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_slow_first_is_replaced_and_asked_last(
 
 def test_without_a_budget_the_order_is_as_given() -> None:
     """Its recovery could not be noticed."""
-    assert routes({"a": 0.5, "b": 0.4}, "a", budget=0.0) == [Route(("a", "b"))]
+    assert routes({"a": 0.5, "b": 0.4}, "a", budget=0.0) == [FirstPlace(("a", "b"))]
 
 
 @pytest.mark.parametrize(

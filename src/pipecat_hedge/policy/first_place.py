@@ -1,4 +1,4 @@
-"""Orders the providers of a turn. Pure.
+"""Gives the first place to another provider while the first one is slow. Pure.
 
 The order is the given one, unless the first provider has turned slow (``slow_period.py``) and
 another has not: the other is then first until the first has recovered. Only a change counts. A
@@ -23,8 +23,8 @@ from pipecat_hedge.race.events import LaunchDecision, LaunchRule, Waiting
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """The provider order of a turn.
+class FirstPlace:
+    """Which provider comes first in a turn.
 
     Parameters:
         order: The providers' names.
@@ -41,7 +41,7 @@ class Route:
     reason: str | None = None
 
 
-def choose_route(
+def first_place(
     given: Sequence[str],
     slow_periods: Mapping[str, SlowPeriod],
     median_secs: Mapping[str, float],
@@ -50,8 +50,8 @@ def choose_route(
     *,
     may_hang: Collection[str] = (),
     in_debt: bool = False,
-) -> Route:
-    """Return the provider order of a turn.
+) -> FirstPlace:
+    """Return which provider comes first in a turn.
 
     Args:
         given: The providers' names in the user's order; not empty.
@@ -64,19 +64,19 @@ def choose_route(
     """
     first = given[0]
     if not slow_periods[first].is_on or budget <= 0:
-        return Route(tuple(given))
+        return FirstPlace(tuple(given))
     level = slow_periods[first].level_secs(now)
     well = (n for n in given[1:] if not slow_periods[n].is_on and median_secs[n] < level)
     other = next(well, None)
     if other is None:
-        return Route(tuple(given))
+        return FirstPlace(tuple(given))
     rest = [name for name in given[1:] if name != other]
     reason = f"{first} has turned slow ({level:.2f} s or more), {other} takes"
     reason += f" {median_secs[other]:.2f} s at the median"
     is_tried = not in_debt and (other in may_hang or slow_periods[first].is_trial_turn(budget))
     is_next = is_tried or other in may_hang
     order = (other, first, *rest) if is_next else (other, *rest, first)
-    return Route(order, first if is_tried else None, first, 1.0 - TRIALS, reason)
+    return FirstPlace(order, first if is_tried else None, first, 1.0 - TRIALS, reason)
 
 
 @dataclass(frozen=True, slots=True)
