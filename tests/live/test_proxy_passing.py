@@ -229,7 +229,16 @@ NOTHING = {
     "gpt whole empty": Answer("openai", [gpt_whole("stop", content="")], is_stream=False),
     "gpt whole not JSON": Answer("openai", [b"<html>Sign in</html>"], is_stream=False),
     "gpt whole nothing": Answer("openai", [], is_stream=False),
+    "gpt tool_calls without a call": Answer("openai", gpt_stream(ROLE, chunk("tool_calls"))),
+    "gpt whole tool_calls without a call": Answer(
+        "openai", [gpt_whole("tool_calls", content=None, tool_calls=[])], is_stream=False
+    ),
+    "gpt function_call without a call": Answer("openai", gpt_stream(ROLE, chunk("function_call"))),
     "claude empty": Answer("anthropic", claude_stream(reason="end_turn")),
+    "claude tool_use without a call": Answer("anthropic", claude_stream(reason="tool_use")),
+    "claude whole tool_use without a call": Answer(
+        "anthropic", [claude_whole("tool_use")], is_stream=False
+    ),
     "claude only thinking": Answer("anthropic", claude_stream(*THOUGHT, reason="end_turn")),
     "claude whole empty": Answer("anthropic", [claude_whole("end_turn")], is_stream=False),
 }

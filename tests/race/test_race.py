@@ -463,6 +463,21 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
             Fail((("a", UNWANTED),)),
         ),
     ),
+    "where nothing of an answer is seen while it is written, it waits longer": (
+        replace(REJECTING, rejection_secs=10.0),
+        (0.1, AttemptFailed(1, UNWANTED)),
+        (3.1, TimerFired()),
+        (10.1, TimerFired(), Cancel(0, "superseded"), Fail((("b", UNWANTED),))),
+    ),
+    "after a hedge that no loop has time for, too": (
+        replace(AFTER, stall_secs=3.0, rejection_secs=0.0),
+        (0.6, B_BUSY),
+        (0.6, TimerFired()),
+        (3.0, TimerFired(), SILENCE),
+        (3.1, AttemptFailed(1, UNWANTED)),
+        (6.0, TimerFired()),
+        (6.1, TimerFired(), Cancel(0, "superseded"), Fail((("b", UNWANTED),))),
+    ),
     "what makes progress is not silent": (
         REJECTING,
         (0.1, AttemptFailed(1, UNWANTED)),

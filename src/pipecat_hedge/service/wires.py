@@ -21,8 +21,8 @@ from pipecat_hedge.race.usable import is_usable_text
 ABORTED = frozenset({"abort", "error"})
 """Reasons of an incomplete answer: vLLM ends its streams with ``abort`` when it is stopped."""
 _AT_LIMIT = frozenset({"length", "max_tokens", "max_output_tokens", "MAX_TOKENS"})
-_ORDINARY = ("", "stop", "end_turn")
-"""Reasons of an ordinary end; an answer with another one is usable even without text."""
+_ORDINARY = ("", "stop", "end_turn", "tool_calls", "function_call", "tool_use")
+"""Reasons of an ordinary end; an answer with another one is usable without text or a call, too."""
 _RARE = re.compile(
     rb'"(?:error"|(?:usage|function_call)"\s*:\s*\{|tool_calls"\s*:\s*\[\s*\{'
     rb'|finish_?[rR]eason"\s*:\s*"'
