@@ -81,10 +81,13 @@ async def conversation(
         async with Simulator(transcripts=KNOWN) as first, Simulator(transcripts=KNOWN) as second:
             stt = HedgedSTTService(lambda: deepgram(first), openai(second), stats=ProviderStats())
             stt.add_event_handler("on_transcript_report", take)
-            phone = await stack.enter_async_context(Phone(stt))
+            phone = Phone(stt)
+            await stack.enter_async_context(phone)
             await phone.speak(texts[0], 1.0)
-            options = {"delay": 60} if fault == "stops_reading" else {}
-            first.set_conditions(fault=fault, **options)
+            if fault == "stops_reading":
+                first.set_conditions(fault=fault, delay=60)
+            else:
+                first.set_conditions(fault=fault)
             for text in texts[1:]:
                 await phone.speak(text, 2.0)
         said = phone.said

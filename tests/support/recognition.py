@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, TypeAlias
+from unittest.mock import patch
 
 from pipecat.audio.turn.base_turn_analyzer import BaseTurnAnalyzer, BaseTurnParams, EndOfTurnState
 from pipecat.frames.frames import (
@@ -21,7 +23,11 @@ from pipecat.processors.frame_processor import FrameDirection
 from pipecat.services.settings import STTSettings
 from pipecat.services.stt_service import SegmentedSTTService, STTService
 from pipecat.turns.user_start import VADUserTurnStartStrategy
-from pipecat.turns.user_stop import BaseUserTurnStopStrategy, TurnAnalyzerUserTurnStopStrategy
+from pipecat.turns.user_stop import (
+    BaseUserTurnStopStrategy,
+    TurnAnalyzerUserTurnStopStrategy,
+    turn_analyzer_user_turn_stop_strategy,
+)
 from pipecat.turns.user_turn_strategies import UserTurnStrategies
 
 from pipecat_hedge import TranscriptTiming
@@ -127,7 +133,6 @@ class Complete(BaseTurnAnalyzer):
 
 def spoken(secs: float = 1.0, audio: InputAudioRawFrame | None = None) -> list[Any]:
     """The caller speaks so long, as the VAD sees it; with audio, from a second before on."""
-    stopped = lambda: VADUserStoppedSpeakingFrame(stop_secs=STOP_SECS)  # noqa: E731
     if audio is None:
         return [VADUserStartedSpeakingFrame, secs + STOP_SECS, stopped]
     step = audio.num_frames / audio.sample_rate
@@ -144,6 +149,15 @@ def analyzed() -> BaseUserTurnStopStrategy:
     return TurnAnalyzerUserTurnStopStrategy(turn_analyzer=Complete())
 
 
+def stopped() -> Frame:
+    """The VAD has noticed the end of speech."""
+    return VADUserStoppedSpeakingFrame(stop_secs=STOP_SECS, timestamp=_loop_time())
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()
+
+
 class Heard:
     """What became of a call: when each turn began and what was in it."""
 
@@ -151,7 +165,6 @@ class Heard:
         self.waits: list[float] = []
         self.contexts: list[str] = []
         self.announced: list[float] = []
-        self.interruptions_in_silence = 0
 
 
 async def call(
@@ -172,17 +185,20 @@ async def call(
     strategies = UserTurnStrategies(start=[VADUserTurnStartStrategy()], stop=[stop()])
     before = [stt, *([timing] if timing else [])]
     heard = Heard()
-    async with PhoneCall(llm, strategies=strategies, before=before) as phone:
-        await phone.play(*first)
-        for number in range(utterances):
-            await phone.play(*spoken(audio=audio), pause_secs(number))
-        await phone.play(12.0)
-        waits = [turn.context_secs for turn in phone.turns]
-        heard.waits = [round(secs, 3) for secs in waits if secs is not None]
-        heard.contexts = [m["content"] for m in phone.messages if m["role"] == "user"]
-        heard.announced = [
-            frame.ttfs_p99_latency
-            for _, frame in phone.line.heard
-            if isinstance(frame, STTMetadataFrame)
-        ]
+    clock = SimpleNamespace(time=_loop_time)  # Pipecat's strategy reads the wall clock
+    strategy = patch.object(turn_analyzer_user_turn_stop_strategy, "time", clock)
+    with strategy:
+        async with PhoneCall(llm, strategies=strategies, before=before) as phone:
+            await phone.play(*first)
+            for number in range(utterances):
+                await phone.play(*spoken(audio=audio), pause_secs(number))
+            await phone.play(12.0)
+            waits = [turn.context_secs for turn in phone.turns]
+            heard.waits = [round(secs, 3) for secs in waits if secs is not None]
+            heard.contexts = [m["content"] for m in phone.messages if m["role"] == "user"]
+            heard.announced = [
+                frame.ttfs_p99_latency
+                for _, frame in phone.line.heard
+                if isinstance(frame, STTMetadataFrame)
+            ]
     return heard

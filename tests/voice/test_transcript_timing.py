@@ -59,7 +59,7 @@ async def test_wait_is_what_the_recogniser_takes(name: str) -> None:
     stop, least_secs = STRATEGIES[name]
     bare = await call(two_finals, timing=None, stop=stop, utterances=10)
     learned = await call(two_finals, timing=fresh(), stop=stop, utterances=150)
-    assert set(learned.waits[:20]) == set(bare.waits)
+    assert learned.waits[:10] == bare.waits
     expected = max(STOP_SECS + 0.25, least_secs)
     assert learned.waits[-1] == pytest.approx(expected, abs=0.05)
     assert median(bare.waits) == pytest.approx(CONSTANT_SECS, abs=0.05)
@@ -71,6 +71,7 @@ async def test_only_transcript_is_marked_as_final() -> None:
     """Then nothing more is waited for; the turn ends as the transcript comes."""
     learned = await call(one_final, timing=fresh(), utterances=150)
     twin = await call(one_final, timing=None, marks=True, utterances=150)
+    print(f"p50 {median(learned.waits[:20])} s before, {median(learned.waits[20:])} s after")
     assert learned.waits[30:] == twin.waits[30:]
     assert learned.contexts == twin.contexts
 
@@ -142,7 +143,7 @@ async def test_longer_wait_is_announced_at_once_and_a_shorter_one_by_steps() -> 
 
     timing = fresh()
     found = Announcements(timing)
-    await call(script, timing=timing, utterances=500)
+    await call(script, timing=timing, utterances=250)
     assert found.secs[19] is None
     assert found.secs[20] == pytest.approx(0.295, abs=0.01)
     assert found.secs[31] == pytest.approx(1.01, abs=0.02)
@@ -181,8 +182,9 @@ async def test_recogniser_slower_than_its_constant_is_waited_for() -> None:
 async def test_next_call_begins_with_what_was_learned() -> None:
     """A call has ten to twenty utterances: what is learned must outlive it."""
     stats = ProviderStats()
-    for _ in range(3):
-        found = await call(two_finals, timing=fresh(stats), utterances=10)
+    await call(two_finals, timing=fresh(stats), utterances=10)
+    await call(two_finals, timing=fresh(stats), utterances=10)
+    found = await call(two_finals, timing=fresh(stats), utterances=10)
     assert found.waits[-1] == pytest.approx(STOP_SECS + 0.25, abs=0.08)
 
 

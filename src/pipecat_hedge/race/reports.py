@@ -206,6 +206,8 @@ class TurnReport:
             Also which providers failed and why, if the caller heard a part of an answer
             and then the ``fallback_text``; ``ttft_secs`` is then that part's.
         tier: The session's tier: ``premium``, ``standard`` or ``economy``.
+        transcripts: The caller's utterances since the turn before, if a ``TranscriptTiming`` or a
+            ``HedgedSTTService`` is upstream.
         known_answer: The source of an answer without a provider, such as ``exact`` or ``faq``; None
             if a provider was asked.
     """
@@ -225,6 +227,7 @@ class TurnReport:
     route_score: float | None = None
     prior_weight: float | None = None
     filler: FillerReport | None = None
+    transcripts: tuple[TranscriptReport, ...] = ()
     committed_secs: float | None = None
     confirmed_secs: float | None = None
     degraded_reason: str | None = None
