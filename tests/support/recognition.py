@@ -20,6 +20,7 @@ from pipecat.frames.frames import (
 )
 from pipecat.metrics.metrics import MetricsData
 from pipecat.processors.frame_processor import FrameDirection
+from pipecat.services.llm_service import LLMService
 from pipecat.services.settings import STTSettings
 from pipecat.services.stt_service import SegmentedSTTService, STTService
 from pipecat.turns.user_start import VADUserTurnStartStrategy
@@ -30,8 +31,9 @@ from pipecat.turns.user_stop import (
 )
 from pipecat.turns.user_turn_strategies import UserTurnStrategies
 
-from pipecat_hedge import TranscriptTiming
+from pipecat_hedge import TranscriptTiming, TurnReport
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
+from pipecat_hedge.voice import TurnLatency
 from tests.support.call import PhoneCall
 
 Said: TypeAlias = tuple[float, str]
@@ -165,6 +167,8 @@ class Heard:
         self.waits: list[float] = []
         self.contexts: list[str] = []
         self.announced: list[float] = []
+        self.reports: list[TurnReport] = []
+        self.turns: list[TurnLatency] = []
 
 
 async def call(
@@ -176,12 +180,13 @@ async def call(
     marks: bool = False,
     pause_secs: Callable[[int], float] = lambda _: 12.0,
     stt: Any = None,
+    llm: LLMService[Any] | None = None,
     first: Sequence[Frame] = (),
     audio: InputAudioRawFrame | None = None,
 ) -> Heard:
     """Speak so many times; the caller's pauses follow ``pause_secs``."""
     stt = stt or ScriptedSTT(script, marks=marks, constant_secs=CONSTANT_SECS)
-    llm = ScriptedLLMService([Wait(0.1), Say("Yes.")])
+    llm = llm or ScriptedLLMService([Wait(0.1), Say("Yes.")])
     strategies = UserTurnStrategies(start=[VADUserTurnStartStrategy()], stop=[stop()])
     before = [stt, *([timing] if timing else [])]
     heard = Heard()
@@ -193,6 +198,7 @@ async def call(
             for number in range(utterances):
                 await phone.play(*spoken(audio=audio), pause_secs(number))
             await phone.play(12.0)
+            heard.reports, heard.turns = phone.line.reports, phone.turns
             waits = [turn.context_secs for turn in phone.turns]
             heard.waits = [round(secs, 3) for secs in waits if secs is not None]
             heard.contexts = [m["content"] for m in phone.messages if m["role"] == "user"]

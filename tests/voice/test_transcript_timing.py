@@ -13,7 +13,6 @@ from pipecat.frames.frames import (
     STTMetadataFrame,
 )
 from pipecat.pipeline.service_switcher import ServiceSwitcher, ServiceSwitcherStrategyManual
-from pipecat.turns.user_start import VADUserTurnStartStrategy
 from pipecat.turns.user_stop import (
     BaseUserTurnStopStrategy,
     SpeechTimeoutUserTurnStopStrategy,
@@ -22,7 +21,6 @@ from pipecat.turns.user_turn_strategies import UserTurnStrategies
 
 from pipecat_hedge import HedgedLLMService, ProviderStats, TranscriptReport, TranscriptTiming
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
-from tests.support.call import PhoneCall
 from tests.support.recognition import (
     CONSTANT_SECS,
     STOP_SECS,
@@ -30,7 +28,6 @@ from tests.support.recognition import (
     ScriptedSTT,
     analyzed,
     call,
-    spoken,
 )
 
 pytestmark = pytest.mark.virtual_time
@@ -242,15 +239,14 @@ async def test_utterances_are_reported() -> None:
 
 async def test_turn_s_report_has_its_utterances() -> None:
     """Also two of one turn; the turn's latency has the last transcript before the model."""
-    timing, stt = TranscriptTiming(), ScriptedSTT(two_finals)
     llm = HedgedLLMService([ScriptedLLMService([Wait(0.1), Say("Yes.")])], stats=ProviderStats())
-    strategies = UserTurnStrategies(start=[VADUserTurnStartStrategy()], stop=[analyzed()])
-    async with PhoneCall(llm, strategies=strategies, before=[stt, timing]) as phone:
-        await phone.play(*spoken(), 0.5, *spoken(), 12.0)
-        reports, (turn,) = phone.line.reports, phone.turns
-    assert [len(report.transcripts) for report in reports] == [2]
-    assert reports[0].transcripts[1].transcript_secs == pytest.approx(STOP_SECS + 0.25, abs=0.01)
-    assert turn.transcript_secs == pytest.approx(STOP_SECS + 0.25, abs=0.01)
+    heard = await call(
+        two_finals, timing=TranscriptTiming(), llm=llm, utterances=2, pause_secs=lambda _: 0.5
+    )
+    assert [len(report.transcripts) for report in heard.reports] == [2]
+    last = heard.reports[0].transcripts[1]
+    assert last.transcript_secs == pytest.approx(STOP_SECS + 0.25, abs=0.01)
+    assert heard.turns[0].transcript_secs == pytest.approx(STOP_SECS + 0.25, abs=0.01)
 
 
 async def test_running_turn_is_not_disturbed_by_an_announcement() -> None:
