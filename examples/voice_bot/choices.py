@@ -19,7 +19,9 @@ __all__ = ["Choices", "LLMChoice", "Setting", "SettingError", "choose"]
 LLMKind = Literal[
     "anthropic", "openai", "bedrock", "vllm", "simulated-openai", "simulated-anthropic"
 ]
-STTKind = Literal["deepgram", "pocketsphinx", "simulated-deepgram", "simulated-openai"]
+STTKind = Literal[
+    "deepgram", "pocketsphinx", "simulated-deepgram", "simulated-openai", "simulated-hedged"
+]
 
 
 SIMULATED_POLICY = "adaptive:0.5"
@@ -59,7 +61,10 @@ SETTINGS = (
     Setting("VLLM_API_KEY", "its key, if it was started with one"),
     Setting("VLLM_MODEL", "its model; without it the first one that the server lists"),
     Setting("DEEPGRAM_API_KEY", "speech to text with Deepgram; else offline with pocketsphinx"),
-    Setting("SIMULATED_STT", "deepgram or openai: a simulated recogniser, with faults on the page"),
+    Setting(
+        "SIMULATED_STT",
+        "deepgram, openai or hedged (both): simulated, with faults on the page",
+    ),
     Setting("CARTESIA_API_KEY", "text to speech with Cartesia; else offline with espeak-ng"),
     Setting("CARTESIA_VOICE_ID", "its voice", "71a7ad14-091c-4e8e-a314-022ece01c121"),
     Setting(
@@ -193,8 +198,10 @@ def _stt(env: Mapping[str, str]) -> STTKind:
             return "simulated-deepgram"
         case "openai":
             return "simulated-openai"
+        case "hedged":
+            return "simulated-hedged"
         case other:
-            raise SettingError(f"SIMULATED_STT={other}: write deepgram or openai")
+            raise SettingError(f"SIMULATED_STT={other}: write deepgram, openai or hedged")
 
 
 def _folder(path: str | None) -> str | None:

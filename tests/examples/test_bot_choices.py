@@ -212,12 +212,13 @@ def test_a_server_is_looked_for_at_the_start() -> None:
         discover_models(vllm, env)
 
 
-@pytest.mark.parametrize("wire", ["deepgram", "openai"])
+@pytest.mark.parametrize("wire", ["deepgram", "openai", "hedged"])
 def test_a_simulated_recognizer_needs_the_simulator(wire: str) -> None:
     """It takes the place of Deepgram's, and has a row of faults of its own."""
     choices = choose({"SIMULATED_STT": wire, "DEEPGRAM_API_KEY": "k", "OPENAI_API_KEY": "k"})
     assert (choices.stt, choices.simulated) == (f"simulated-{wire}", False)
     assert choices.needs_simulator
-    assert list(simulated_models(choices)) == [choices.stt]
-    with pytest.raises(SettingError, match="write deepgram or openai"):
+    both = ["simulated-deepgram", "simulated-openai"]
+    assert list(simulated_models(choices)) == (both if wire == "hedged" else [choices.stt])
+    with pytest.raises(SettingError, match="write deepgram, openai or hedged"):
         choose({"SIMULATED_STT": "whisper"})

@@ -59,19 +59,19 @@ async def test_wait_is_what_the_recogniser_takes(name: str) -> None:
     """In place of the constant, from the twentieth utterance on; a strategy may wait longer."""
     stop, least_secs = STRATEGIES[name]
     bare = await call(two_finals, timing=None, stop=stop, utterances=10)
-    learned = await call(two_finals, timing=fresh(), stop=stop, utterances=150)
+    learned = await call(two_finals, timing=fresh(), stop=stop, utterances=110)
     assert learned.waits[:10] == bare.waits
     expected = max(STOP_SECS + 0.25, least_secs)
     assert learned.waits[-1] == pytest.approx(expected, abs=0.05)
     assert median(bare.waits) == pytest.approx(CONSTANT_SECS, abs=0.05)
-    assert len(learned.contexts) == 150  # none is split
+    assert len(learned.contexts) == 110  # none is split
     assert all("part two" in context for context in learned.contexts)
 
 
 async def test_only_transcript_is_marked_as_final() -> None:
     """Then nothing more is waited for; the turn ends as the transcript comes."""
-    learned = await call(one_final, timing=fresh(), utterances=150)
-    twin = await call(one_final, timing=None, marks=True, utterances=150)
+    learned = await call(one_final, timing=fresh(), utterances=110)
+    twin = await call(one_final, timing=None, marks=True, utterances=110)
     print(f"p50 {median(learned.waits[:20])} s before, {median(learned.waits[20:])} s after")
     assert learned.waits[30:] == twin.waits[30:]
     assert learned.contexts == twin.contexts
