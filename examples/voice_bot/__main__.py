@@ -155,7 +155,7 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
         print(f"\nOpen http://{options.host}:{port}/ and talk to the bot. Ctrl-C stops it.")
         sys.stdout.flush()
 
-    surround(app, calls, _simulator() if choices.simulated else nullcontext(), ready)
+    surround(app, calls, _simulator() if choices.needs_simulator else nullcontext(), ready)
     guard(
         app,
         functools.partial(
@@ -175,6 +175,14 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
     return port
 
 
+def _recognize(samples: Any) -> str:
+    """Hear what the simulated recogniser is sent, as the offline one would."""
+    from examples.voice_bot.speech.grammar_recognizer import shared_recognizer
+    from examples.voice_bot.speech.pocketsphinx_stt import RESTAURANT_GRAMMAR
+
+    return shared_recognizer(RESTAURANT_GRAMMAR).recognize(samples.tobytes())
+
+
 def _simulator() -> AbstractAsyncContextManager[Any]:
     """Simulated providers, in this process so that they end with it."""
     if "SIMULATOR_URL" in os.environ:
@@ -184,9 +192,9 @@ def _simulator() -> AbstractAsyncContextManager[Any]:
     async def simulated() -> AsyncIterator[None]:
         from pipecat_hedge.tools.simulator import Simulator
 
-        async with Simulator() as simulator:
+        async with Simulator(transcripts=_recognize) as simulator:
             os.environ["SIMULATOR_URL"] = simulator.url
-            print(f"Simulated LLM providers at {simulator.url} (ledger: {simulator.url}/ledger)")
+            print(f"Simulated providers at {simulator.url} (ledger: {simulator.url}/ledger)")
             yield
 
     return simulated()

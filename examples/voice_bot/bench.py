@@ -11,6 +11,8 @@ from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel
 
 from examples.voice_bot.choices import setting_in
+from examples.voice_bot.services import SIMULATED_STT
+from pipecat_hedge.tools.simulator import FAULTS, SPEECH_FAULTS
 
 __all__ = ["BEHAVIOURS", "Bench"]
 
@@ -23,9 +25,22 @@ BEHAVIOURS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """What a simulated provider can do, with its meaning and the simulator's conditions."""
 
+STT_BEHAVIOURS: dict[str, tuple[str, dict[str, Any]]] = {
+    "well": ("transcribes as usual", {}),
+    **{
+        name: (fault.summary, {"fault": name, "rate": 1})
+        for name, fault in (SPEECH_FAULTS | {"cut": FAULTS["cut"]}).items()
+    },
+}
+"""The same for a simulated recogniser."""
+
+
+def _behaviours(provider: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    return STT_BEHAVIOURS if provider in SIMULATED_STT else BEHAVIOURS
+
 
 class Change(BaseModel):
-    """What the page sends: a provider's name, and one of ``BEHAVIOURS``."""
+    """What the page sends: a provider's name, and one of its behaviours."""
 
     provider: str
     behaviour: str
@@ -43,23 +58,27 @@ class Bench:
         self._models = models
 
     async def state(self) -> dict[str, Any]:
-        """Return the page's message: the providers, and all behaviours."""
+        """Return the page's message: the providers, each with its behaviours."""
         return {
             "providers": [
-                {"provider": name, "behaviour": await self._behaviour(model)}
-                for name, model in self._models.items()
-            ],
-            "behaviours": [
-                {"name": name, "title": title} for name, (title, _) in BEHAVIOURS.items()
+                {
+                    "provider": name,
+                    "behaviour": await self._behaviour(name),
+                    "behaviours": [
+                        {"name": key, "title": title}
+                        for key, (title, _) in _behaviours(name).items()
+                    ],
+                }
+                for name in self._models
             ],
         }
 
     async def change(self, change: Change) -> dict[str, Any]:
         """Change how a provider behaves, for all calls, and return the new state."""
         model = self._models.get(change.provider)
-        if model is None or change.behaviour not in BEHAVIOURS:
+        if model is None or change.behaviour not in _behaviours(change.provider):
             raise HTTPException(404, "no such simulated provider or behaviour")
-        await self._conditions(model, BEHAVIOURS[change.behaviour][1])
+        await self._conditions(model, _behaviours(change.provider)[change.behaviour][1])
         return await self.state()
 
     def add_to(self, app: FastAPI) -> None:
@@ -67,9 +86,9 @@ class Bench:
         app.add_api_route("/simulated", self.state, methods=["GET"], include_in_schema=False)
         app.add_api_route("/simulated", self.change, methods=["POST"], include_in_schema=False)
 
-    async def _behaviour(self, model: str) -> str | None:
-        now = await self._conditions(model)
-        return next((name for name, (_, its) in BEHAVIOURS.items() if its == now), None)
+    async def _behaviour(self, provider: str) -> str | None:
+        now = await self._conditions(self._models[provider])
+        return next((key for key, (_, its) in _behaviours(provider).items() if its == now), None)
 
     async def _conditions(self, model: str, new: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return a model's conditions in the simulator, or set new ones."""

@@ -104,7 +104,8 @@ def load_models(choices: Choices) -> None:
     SileroVADAnalyzer()
     turn_end(choices)
     make_retrieval(choices)
-    make_stt(choices, os.environ)
+    if not choices.stt.startswith("simulated"):  # the simulator has not started yet
+        make_stt(choices, os.environ)
     make_tts(choices, os.environ)
 
 

@@ -19,6 +19,9 @@ __all__ = ["Choices", "LLMChoice", "Setting", "SettingError", "choose"]
 LLMKind = Literal[
     "anthropic", "openai", "bedrock", "vllm", "simulated-openai", "simulated-anthropic"
 ]
+STTKind = Literal[
+    "deepgram", "pocketsphinx", "simulated-deepgram", "simulated-openai", "simulated-hedged"
+]
 
 
 SIMULATED_POLICY = "adaptive:0.5"
@@ -58,6 +61,10 @@ SETTINGS = (
     Setting("VLLM_API_KEY", "its key, if it was started with one"),
     Setting("VLLM_MODEL", "its model; without it the first one that the server lists"),
     Setting("DEEPGRAM_API_KEY", "speech to text with Deepgram; else offline with pocketsphinx"),
+    Setting(
+        "SIMULATED_STT",
+        "deepgram, openai or hedged (both): simulated, with faults on the page",
+    ),
     Setting("CARTESIA_API_KEY", "text to speech with Cartesia; else offline with espeak-ng"),
     Setting("CARTESIA_VOICE_ID", "its voice", "71a7ad14-091c-4e8e-a314-022ece01c121"),
     Setting(
@@ -136,7 +143,7 @@ class Choices:
         documents: The folder in which passages for each turn are looked up, or None.
     """
 
-    stt: Literal["deepgram", "pocketsphinx"]
+    stt: STTKind
     tts: Literal["cartesia", "espeak"]
     llms: tuple[LLMChoice, ...]
     policy: HedgePolicy | None
@@ -150,6 +157,11 @@ class Choices:
     def simulated(self) -> bool:
         """Whether any LLM is simulated."""
         return any(llm.is_simulated for llm in self.llms)
+
+    @property
+    def needs_simulator(self) -> bool:
+        """Whether any LLM or the recogniser is simulated."""
+        return self.simulated or self.stt.startswith("simulated")
 
 
 def choose(env: Mapping[str, str]) -> Choices:
@@ -166,7 +178,7 @@ def choose(env: Mapping[str, str]) -> Choices:
             )
     llms = _llms(env)
     return Choices(
-        stt="deepgram" if "DEEPGRAM_API_KEY" in env else "pocketsphinx",
+        stt=_stt(env),
         tts="cartesia" if "CARTESIA_API_KEY" in env else "espeak",
         llms=llms,
         policy=_policy(env, llms),
@@ -176,6 +188,20 @@ def choose(env: Mapping[str, str]) -> Choices:
         traces=_traces(env),
         documents=_folder(env.get("DOCUMENTS")),
     )
+
+
+def _stt(env: Mapping[str, str]) -> STTKind:
+    match env.get("SIMULATED_STT"):
+        case None:
+            return "deepgram" if "DEEPGRAM_API_KEY" in env else "pocketsphinx"
+        case "deepgram":
+            return "simulated-deepgram"
+        case "openai":
+            return "simulated-openai"
+        case "hedged":
+            return "simulated-hedged"
+        case other:
+            raise SettingError(f"SIMULATED_STT={other}: write deepgram, openai or hedged")
 
 
 def _folder(path: str | None) -> str | None:

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from examples.voice_bot.choices import Choices, LLMChoice, SettingError, setting_in
-from pipecat_hedge import Provider, VLLMService
+from examples.voice_bot.choices import Choices, LLMChoice, SettingError, STTKind, setting_in
+from pipecat_hedge import HedgedSTTService, Provider, VLLMService
 
 if TYPE_CHECKING:
+    from pipecat.processors.frame_processor import FrameProcessor
     from pipecat.services.llm_service import LLMService
     from pipecat.services.stt_service import STTService
     from pipecat.services.tts_service import TTSService
@@ -32,6 +33,9 @@ __all__ = [
 
 _NEEDS = {
     "deepgram": ("deepgram", "cloud"),
+    "simulated-deepgram": ("deepgram", "cloud"),
+    "simulated-openai": ("pocketsphinx", "demo"),
+    "simulated-hedged": ("deepgram", "cloud"),
     "cartesia": ("websockets", "cloud"),
     "bedrock": ("aioboto3", "cloud"),
     "pocketsphinx": ("pocketsphinx", "demo"),
@@ -39,6 +43,10 @@ _NEEDS = {
     "traces": ("opentelemetry.exporter.otlp.proto.http", "tracing"),
 }
 """The module that a service needs, and the extra that installs it."""
+
+
+SIMULATED_STT = {"simulated-deepgram": "nova-3-general", "simulated-openai": "gpt-transcribe"}
+"""The models of the simulated recognisers."""
 
 
 def check_installed(choices: Choices) -> None:
@@ -115,7 +123,7 @@ def check_simulator(choices: Choices, env: Mapping[str, str], timeout_secs: floa
     Raises:
         SettingError: If it does not.
     """
-    if not choices.simulated or "SIMULATOR_URL" not in env:
+    if not choices.needs_simulator or "SIMULATOR_URL" not in env:
         return
     url = setting_in(env, "SIMULATOR_URL").rstrip("/")
     try:
@@ -128,12 +136,36 @@ def check_simulator(choices: Choices, env: Mapping[str, str], timeout_secs: floa
         ) from None
 
 
-def make_stt(choices: Choices, env: Mapping[str, str]) -> STTService:
+def make_stt(choices: Choices, env: Mapping[str, str]) -> FrameProcessor:
     """Create the speech-to-text service."""
-    if choices.stt == "deepgram":
+    if choices.stt == "simulated-hedged":
+        return HedgedSTTService(
+            lambda: _stt("simulated-deepgram", env), _stt("simulated-openai", env)
+        )
+    return _stt(choices.stt, env)
+
+
+def _stt(kind: STTKind, env: Mapping[str, str]) -> STTService:
+    if kind == "deepgram":
         from pipecat.services.deepgram.stt import DeepgramSTTService
 
         return DeepgramSTTService(api_key=setting_in(env, "DEEPGRAM_API_KEY"))
+    if kind == "simulated-deepgram":
+        from pipecat.services.deepgram.stt import DeepgramSTTService
+
+        return DeepgramSTTService(
+            api_key="simulated",
+            base_url=setting_in(env, "SIMULATOR_URL"),
+            settings=DeepgramSTTService.Settings(model=SIMULATED_STT[kind]),
+        )
+    if kind == "simulated-openai":
+        from pipecat.services.openai.stt import OpenAISTTService
+
+        return OpenAISTTService(
+            api_key="simulated",
+            base_url=f"{setting_in(env, 'SIMULATOR_URL')}/v1",
+            settings=OpenAISTTService.Settings(model=SIMULATED_STT[kind]),
+        )
     from examples.voice_bot.speech import PocketsphinxSTTService
 
     return PocketsphinxSTTService()
@@ -166,9 +198,14 @@ def make_llms(choices: Choices, env: Mapping[str, str]) -> list[Provider]:
 
 
 def simulated_models(choices: Choices) -> dict[str, str]:
-    """Return the model of each simulated provider, by the provider's name."""
+    """Return the model of each simulated provider and recogniser, by its name."""
     named = zip(_names(choices.llms), choices.llms, strict=True)
-    return {name: llm.model or "" for name, llm in named if llm.is_simulated}
+    models = {name: llm.model or "" for name, llm in named if llm.is_simulated}
+    if choices.stt == "simulated-hedged":
+        return models | SIMULATED_STT
+    if choices.stt in SIMULATED_STT:
+        models[choices.stt] = SIMULATED_STT[choices.stt]
+    return models
 
 
 def _names(llms: Sequence[LLMChoice]) -> list[str]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         AllProvidersFailed,
         AttemptReport,
         HedgeError,
+        TranscriptReport,
         TurnReport,
     )
     from pipecat_hedge.retrieval import RetrievalProcessor
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
         TokenBudget,
     )
     from pipecat_hedge.vllm import VLLMService
-    from pipecat_hedge.voice import FillerProcessor
+    from pipecat_hedge.voice import FillerProcessor, HedgedSTTService, TranscriptTiming
 
 __all__ = [
     "AllProvidersFailed",
@@ -36,11 +37,14 @@ __all__ = [
     "HedgeMetricsData",
     "HedgePolicy",
     "HedgedLLMService",
+    "HedgedSTTService",
     "Provider",
     "ProviderStats",
     "RetrievalProcessor",
     "Slo",
     "TokenBudget",
+    "TranscriptReport",
+    "TranscriptTiming",
     "TurnReport",
     "VLLMService",
 ]
@@ -50,11 +54,11 @@ _PACKAGES = {
     "answers": ("ExactAnswers", "FaqAnswers"),
     "policy": ("ComplexityRouter", "HedgePolicy", "Slo"),
     "providers": ("CircuitBreakerSettings",),
-    "race": ("AllProvidersFailed", "AttemptReport", "HedgeError", "TurnReport"),
+    "race": ("AllProvidersFailed", "AttemptReport", "HedgeError", "TranscriptReport", "TurnReport"),
     "retrieval": ("RetrievalProcessor",),
     "service": ("HedgeMetricsData", "HedgedLLMService", "Provider", "ProviderStats", "TokenBudget"),
     "vllm": ("VLLMService",),
-    "voice": ("FillerProcessor",),
+    "voice": ("FillerProcessor", "HedgedSTTService", "TranscriptTiming"),
 }
 
 

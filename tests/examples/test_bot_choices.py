@@ -14,6 +14,7 @@ from examples.voice_bot.services import (
     check_simulator,
     discover_models,
     make_llms,
+    simulated_models,
 )
 from pipecat.services.anthropic.llm import AnthropicLLMService
 from pipecat.services.openai.llm import OpenAILLMService
@@ -209,3 +210,15 @@ def test_a_server_is_looked_for_at_the_start() -> None:
             check_simulator(choices, {"SIMULATOR_URL": url})
     with pytest.raises(SettingError, match="start the server, correct the address, or set"):
         discover_models(vllm, env)
+
+
+@pytest.mark.parametrize("wire", ["deepgram", "openai", "hedged"])
+def test_a_simulated_recognizer_needs_the_simulator(wire: str) -> None:
+    """It takes the place of Deepgram's, and has a row of faults of its own."""
+    choices = choose({"SIMULATED_STT": wire, "DEEPGRAM_API_KEY": "k", "OPENAI_API_KEY": "k"})
+    assert (choices.stt, choices.simulated) == (f"simulated-{wire}", False)
+    assert choices.needs_simulator
+    both = ["simulated-deepgram", "simulated-openai"]
+    assert list(simulated_models(choices)) == (both if wire == "hedged" else [choices.stt])
+    with pytest.raises(SettingError, match="write deepgram, openai or hedged"):
+        choose({"SIMULATED_STT": "whisper"})

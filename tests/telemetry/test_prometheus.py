@@ -26,6 +26,7 @@ from pipecat_hedge.race import (
     StageReport,
     TurnReport,
 )
+from pipecat_hedge.race.reports import TranscriptReport
 from pipecat_hedge.telemetry import PrometheusRecorder
 from pipecat_hedge.telemetry.prometheus import MAX_PROVIDERS
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
@@ -148,6 +149,15 @@ def test_turns_and_attempts_are_counted(recorded: Recorded) -> None:
     assert {metric: by(registry, *metric) for metric in expected} == expected
     for bound, turns in (("0.6", 0), ("0.8", 1)):
         assert value(registry, "turn_ttft_seconds_bucket", le=bound) == turns
+
+
+def test_utterances_by_recogniser(recorded: Recorded) -> None:
+    _, registry, stats = recorded
+    for secs, is_rescued in ((0.25, False), (0.3, False), (None, True)):
+        report = TranscriptReport("deepgram", secs, 1, None, is_rescued)
+        stats.events.publish(report)
+    assert by(registry, "utterances_total", "rescued") == {("false",): 2, ("true",): 1}
+    assert by(registry, "transcript_seconds_count", "recogniser") == {("deepgram",): 2}
 
 
 def test_continuations_and_fillers_by_result(recorded: Recorded) -> None:

@@ -14,11 +14,11 @@ export class Bench {
   async load() {
     const response = await fetch(PATH).catch(() => null);
     if (!response?.ok) return;
-    const { providers, behaviours } = await response.json();
+    const { providers } = await response.json();
     this.place.hidden = !providers.length;
     this.place.replaceChildren(
       element("p", "bench-title", "Break one and ask again:"),
-      ...providers.map(({ provider }) => this.row(provider, behaviours)),
+      ...providers.map(({ provider, behaviours }) => this.row(provider, behaviours)),
     );
     this.press(providers);
   }

@@ -20,6 +20,7 @@ from pipecat_hedge.providers.latency_model import (
     AnswerTimes,
     LatencyModel,
     bucket_of,
+    end_of,
     value_of,
 )
 from pipecat_hedge.providers.slow_period import (
@@ -57,6 +58,14 @@ COUNTS = (SENTENCE + 1, 2, BUCKETS)
 """The shape of a provider's counts: by model, answered or censored, and bucket."""
 WAITED = (STALLED, TIMED_OUT, MISSED_DEADLINE)
 """Errors after a wait: it is a lower bound of the time to first token."""
+LEAST_UTTERANCES = 20
+"""Utterances from which a recogniser's transcripts are known."""
+ENOUGH_UTTERANCES = 99
+"""Utterances from which a p99 is known; before, the largest time stands for it."""
+MARGIN = 1.1
+"""The largest of 20 times is their p95: the p99 is assumed to be so many times as long."""
+SEVERAL_SHARE = 0.01
+"""A recogniser that sends more utterances than this in several transcripts may have more to say."""
 SILENCES = 2
 """One silence may be a lost packet; after two in a row a provider loses its place."""
 
@@ -90,6 +99,21 @@ class LatencyEstimate:
     def is_silent(self) -> bool:
         """Whether it was silent several times in a row, so that another provider comes first."""
         return self.silences >= SILENCES
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptTimes:
+    """How long a recogniser takes from the end of speech to the last transcript.
+
+    Parameters:
+        p50_secs: The median.
+        p99_secs: The p99; below ``ENOUGH_UTTERANCES`` the largest with a margin.
+        sends_one: Whether it sends one transcript after the VAD has noticed the end of speech.
+    """
+
+    p50_secs: float
+    p99_secs: float
+    sends_one: bool
 
 
 class ProviderLatency:
@@ -283,6 +307,33 @@ class ProviderLatency:
             censored: Whether the wait ended without a sentence.
         """
         self._count(SENTENCE, bucket_of(secs), censored)
+
+    def record_transcript(self, secs: float, since_first_secs: float | None) -> None:
+        """Learn an utterance's transcripts.
+
+        Args:
+            secs: From the end of speech to the last one, in seconds.
+            since_first_secs: Between the first and the last one that came after the VAD had noticed
+                the end of speech: 0 if there was one, None if there was none.
+        """
+        self._count(ALL, bucket_of(secs), censored=False)
+        if since_first_secs is not None:
+            at_once = since_first_secs == 0
+            self._count(SENTENCE, 0 if at_once else max(bucket_of(since_first_secs), 1), False)
+
+    @property
+    def transcripts(self) -> TranscriptTimes | None:
+        """What ``record_transcript`` has learned; None below ``LEAST_UTTERANCES``."""
+        came, apart = (self._models[number].known[0] for number in (ALL, SENTENCE))
+        total, ends = came.cumsum(), apart.sum()
+        if total[-1] < LEAST_UTTERANCES - 0.5:
+            return None
+        is_enough = total[-1] >= ENOUGH_UTTERANCES - 0.5
+        p50, p99 = (end_of(int(total.searchsorted(p * total[-1]))) for p in (0.5, 0.99))
+        if not is_enough:
+            p99 = MARGIN * end_of(int(np.flatnonzero(came)[-1]))
+        sends_one = ends >= LEAST_UTTERANCES - 0.5 and apart[0] >= (1 - SEVERAL_SHARE) * ends
+        return TranscriptTimes(p50, p99, bool(sends_one))
 
     def is_silence(self, waited_secs: float, prompt_tokens: int | None) -> bool:
         """Whether a wait without output was a silence, and not just cut short.

@@ -94,6 +94,11 @@ def bucket_of(secs: float) -> int:
     return at if at < BUCKETS else BUCKETS - 1
 
 
+def end_of(bucket: int) -> float:
+    """The longest time of a bucket, in seconds."""
+    return float(_ENDS[bucket])
+
+
 def value_of(bucket: int) -> float:
     """The time that stands for a bucket, in seconds."""
     return _SECS[bucket]
@@ -413,6 +418,11 @@ class LatencyModel:
     def counts(self) -> Floats:
         """Answers and censored waits by bucket, the latest with a weight of 1; (2, BUCKETS)."""
         return self._counts / self._weight
+
+    @property
+    def known(self) -> Floats:
+        """The counts, with those of other processes; shape (2, BUCKETS)."""
+        return self.counts if self._others is None else self.counts + self._others
 
     def restore(self, counts: Floats, seen: int) -> None:
         """Restore counts from an earlier run.

@@ -18,12 +18,17 @@ from typing import Any
 
 from pipecat_hedge.providers.backends import MOST_PROVIDERS, Backend
 from pipecat_hedge.providers.circuit_breaker import DEFAULTS, CircuitBreakerSettings
-from pipecat_hedge.providers.latency import WAITED, LatencyEstimate, ProviderLatency
+from pipecat_hedge.providers.latency import (
+    WAITED,
+    LatencyEstimate,
+    ProviderLatency,
+    TranscriptTimes,
+)
 from pipecat_hedge.providers.latency_model import in_doubt
 from pipecat_hedge.providers.loop_holds import LoopHolds
 from pipecat_hedge.providers.permits import BY_TIER, OPTIONAL, Permit, Terms
 from pipecat_hedge.providers.priority import WorkClass
-from pipecat_hedge.providers.priors import prior_for
+from pipecat_hedge.providers.priors import TRANSCRIPT, prior_for
 from pipecat_hedge.providers.record import BreakerChange, ProviderRecord
 from pipecat_hedge.providers.shared_outage import SharedOutage
 from pipecat_hedge.providers.slow_period import SlowPeriod
@@ -119,6 +124,8 @@ class ProviderRegistry:
                 prior = prior.scaled(WHOLE_ANSWER)
             elif backend.measures == "wait":
                 prior = in_doubt(prior)
+            elif backend.measures == "transcript":
+                prior = TRANSCRIPT
             latency = latencies[backend.key] = ProviderLatency(prior)
             if (saved := self._saved.get(backend.key)) is not None:
                 latency.restore(saved)
@@ -549,6 +556,19 @@ class ProviderRegistry:
         with self.lock:
             self._is_new = True
             self.latency(backend).record_apart(secs, censored=censored, prompt_tokens=prompt_tokens)
+
+    def record_transcript(
+        self, backend: Backend, secs: float, since_first_secs: float | None
+    ) -> None:
+        """Learn a recogniser's transcripts; see ``ProviderLatency.record_transcript``."""
+        with self.lock:
+            self._is_new = True
+            self.latency(backend).record_transcript(secs, since_first_secs)
+
+    def transcripts(self, backend: Backend) -> TranscriptTimes | None:
+        """How long a recogniser takes; None while too few utterances are known."""
+        with self.lock:
+            return self.latency(backend).transcripts
 
     def _count_silence(
         self, backend: Backend, attempt: Attempt, prompt_tokens: int | None, lag_secs: float

@@ -36,6 +36,7 @@ from pipecat_hedge.race.reports import (
     ServerLoad,
     StageReport,
     Tier,
+    TranscriptReport,
     TurnReport,
 )
 from pipecat_hedge.race.usable import is_usable_text
@@ -74,6 +75,7 @@ __all__ = [
     "StreamBroken",
     "TaskScope",
     "Tier",
+    "TranscriptReport",
     "TurnOutcome",
     "TurnReport",
     "Waiting",

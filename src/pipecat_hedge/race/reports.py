@@ -139,6 +139,31 @@ class FillerReport:
 
 
 @dataclass(frozen=True, slots=True)
+class TranscriptReport:
+    """One utterance of the caller and its transcripts.
+
+    Parameters:
+        recogniser: The speech-to-text service.
+        transcript_secs: From the end of speech to the last transcript, in seconds, when the turn
+            ended or the caller spoke on; None if none had come.
+        finals: How many transcripts came since the VAD had noticed the end of speech.
+        announced_secs: The wait that was announced to the turn strategies, in seconds from the end
+            of speech; None if it was Pipecat's constant.
+        is_rescued: Whether another recogniser was asked for it, which is billed as well.
+        dropped: How many late transcripts of the first recogniser were dropped meanwhile.
+        was_replaced: Whether the first recogniser was stuck, and replaced by a fresh one.
+    """
+
+    recogniser: str
+    transcript_secs: float | None
+    finals: int
+    announced_secs: float | None
+    is_rescued: bool = False
+    dropped: int = 0
+    was_replaced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class TurnReport:
     """One LLM turn, from the context frame to the end of the answer.
 
@@ -181,6 +206,8 @@ class TurnReport:
             Also which providers failed and why, if the caller heard a part of an answer
             and then the ``fallback_text``; ``ttft_secs`` is then that part's.
         tier: The session's tier: ``premium``, ``standard`` or ``economy``.
+        transcripts: The caller's utterances since the turn before, if a ``TranscriptTiming`` or a
+            ``HedgedSTTService`` is upstream.
         known_answer: The source of an answer without a provider, such as ``exact`` or ``faq``; None
             if a provider was asked.
     """
@@ -200,6 +227,7 @@ class TurnReport:
     route_score: float | None = None
     prior_weight: float | None = None
     filler: FillerReport | None = None
+    transcripts: tuple[TranscriptReport, ...] = ()
     committed_secs: float | None = None
     confirmed_secs: float | None = None
     degraded_reason: str | None = None

@@ -6,8 +6,9 @@ import asyncio
 import dataclasses
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ from pipecat_hedge.race.reports import (
     FillerReport,
     ProviderState,
     Tier,
+    TranscriptReport,
     TurnReport,
 )
 from pipecat_hedge.race.task_scope import TaskScope
@@ -79,18 +81,25 @@ from pipecat_hedge.service.tokens import estimate_tokens
 from pipecat_hedge.service.turn import AnswerOptions, Turn
 from pipecat_hedge.service.turn_order import TurnOrder
 
+MOST_TRANSCRIPTS = 20
+"""Utterances in one turn's report."""
 
-@dataclass(frozen=True, slots=True)
-class FillerHooks:
-    """The callbacks of a filler processor.
+
+@dataclass(slots=True)
+class VoiceHooks:
+    """What processors beside the service have to do with its turns.
 
     Parameters:
-        report: Called at the end of each turn; returns its filler report.
+        filler: Called at the end of each turn; returns its filler report.
         attempt_sent: Called whenever a request is sent, which changes the expected wait.
+        transcripts: The caller's utterances since the last report.
     """
 
-    report: Callable[[], FillerReport | None] = lambda: None
+    filler: Callable[[], FillerReport | None] = lambda: None
     attempt_sent: Callable[[], None] = lambda: None
+    transcripts: deque[TranscriptReport] = field(
+        default_factory=lambda: deque[TranscriptReport](maxlen=MOST_TRANSCRIPTS)
+    )
 
 
 class HedgedLLMService(HostingLLMService):
@@ -231,7 +240,8 @@ class HedgedLLMService(HostingLLMService):
         self._late_reports = TaskScope()
         self._retractor = RetractText()
         self._turn: Turn | HeldAnswer | None = None
-        self._fillers = FillerHooks()
+        self._voice = VoiceHooks()
+        self.events.subscribe(TranscriptReport, self._voice.transcripts.append)
         self._register_event_handler("on_turn_report")
         self._register_event_handler("on_loser_drained")
         self._register_event_handler("on_breaker_changed")
@@ -317,7 +327,7 @@ class HedgedLLMService(HostingLLMService):
             filler: Called at the end of each turn; returns its filler report.
             on_attempt_sent: Called whenever a request is sent, which changes the expected wait.
         """
-        self._fillers = FillerHooks(filler, on_attempt_sent)
+        self._voice.filler, self._voice.attempt_sent = filler, on_attempt_sent
 
     def can_generate_metrics(self) -> bool:
         """Whether this service reports metrics, under its own name; always True."""
@@ -472,7 +482,7 @@ class HedgedLLMService(HostingLLMService):
                 finally:
                     await self._note_failures(self._rejections["turns"], turn.errors, turn.answered)
             finally:
-                filler = self._fillers.report()
+                filler = self._voice.filler()
                 if question is not None and turn.whole_answer:
                     name = f"{self.name} keeps an answer"
                     self._late_reports.start(self._keep(question, turn), name=name)
@@ -565,7 +575,9 @@ class HedgedLLMService(HostingLLMService):
             await self._report_turn(turn, filler)
 
     async def _report_turn(self, turn: Turn, filler: FillerReport | None) -> None:
-        report = turn.report(filler)
+        transcripts = tuple(self._voice.transcripts)
+        self._voice.transcripts.clear()
+        report = turn.report(filler, transcripts)
         turn.trace.end(report)
         await self._publish(report)
 
@@ -699,7 +711,7 @@ class HedgedLLMService(HostingLLMService):
 
     def attempt_sent(self) -> None:
         """Record that a request was sent; see ``ResponseSink``."""
-        self._fillers.attempt_sent()
+        self._voice.attempt_sent()
 
     def committed(self, model: str | None) -> None:
         """Report metrics under the winner's model; see ``ResponseSink``."""

@@ -17,7 +17,14 @@ from pipecat_hedge.policy.slo import Slo
 from pipecat_hedge.race.attempt import EMPTY_ANSWER, MISSED_DEADLINE, STALLED, TIMED_OUT
 from pipecat_hedge.race.errors import INCOMPLETE_CALL, ConfigurationError, missing_extra
 from pipecat_hedge.race.events import AttemptOutcome, FillerCause, LaunchReason, TurnOutcome
-from pipecat_hedge.race.reports import TIERS, AttemptReport, FillerReport, Tier, TurnReport
+from pipecat_hedge.race.reports import (
+    TIERS,
+    AttemptReport,
+    FillerReport,
+    Tier,
+    TranscriptReport,
+    TurnReport,
+)
 from pipecat_hedge.service.provider_stats import ProviderStats, follow, unfollow
 from pipecat_hedge.voice.turn_latency import TurnLatencyObserver
 from pipecat_hedge.voice.turn_timeline import TurnLatency
@@ -107,6 +114,7 @@ class PrometheusRecorder(Collector):
         unfollow(self._subscribe)
         for stats in list(self._stats):
             stats.events.unsubscribe(self.record)
+            stats.events.unsubscribe(self.record_transcript)
             stats.events.unsubscribe(self._record_slo)
         self._stats.clear()
         if self._registry is not None:
@@ -154,6 +162,13 @@ class PrometheusRecorder(Collector):
         if report.filler is not None:
             self._fillers.labels(report.filler.cause, _result(report.filler)).inc()
 
+    def record_transcript(self, report: TranscriptReport) -> None:
+        """Count an utterance; a ``TranscriptTiming`` calls it."""
+        recogniser = self._provider(report.recogniser)
+        self._utterances.labels(recogniser, _flag(report.is_rescued)).inc()
+        if report.transcript_secs is not None:
+            self._transcript.labels(recogniser).observe(report.transcript_secs)
+
     def record_latency(self, turn: TurnLatency) -> None:
         """Count the voice-to-voice latency of a turn; see ``listen_to``."""
         if (secs := turn.voice_to_voice_secs) is None:
@@ -168,6 +183,7 @@ class PrometheusRecorder(Collector):
     def _subscribe(self, stats: ProviderStats) -> None:
         self._stats.add(stats)
         stats.events.subscribe(TurnReport, self.record)
+        stats.events.subscribe(TranscriptReport, self.record_transcript)
         stats.events.subscribe(SloCounted, self._record_slo)
         for tier, slo in stats.slo_tracker.slos():
             self._show_slo(tier, slo)
@@ -299,6 +315,10 @@ class PrometheusRecorder(Collector):
             "known_answers", "Turns answered without a provider, by source.", "source"
         )
         self._fillers = counter("fillers", "Fillers by result.", "cause result")
+        self._utterances = counter("utterances", "The caller's utterances.", "recogniser rescued")
+        self._transcript = histogram(
+            "transcript", "From the end of speech to its last transcript.", "recogniser"
+        )
         self._cold_connections = counter(
             "cold_connections", "Requests that opened a connection.", "provider"
         )

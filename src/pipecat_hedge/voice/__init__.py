@@ -1,4 +1,4 @@
-"""Voice-side timing: fillers while an answer is late, and the latency of each turn.
+"""Voice-side timing: the wait for transcripts, fillers while an answer is late, turns' latencies.
 
 Names are imported on first use: not all of them need Pipecat.
 """
@@ -10,12 +10,16 @@ if TYPE_CHECKING:
     from pipecat_hedge.voice.audio_file import read_audio
     from pipecat_hedge.voice.eager_stop import EagerStopStrategy
     from pipecat_hedge.voice.filler import FillerProcessor
+    from pipecat_hedge.voice.hedged_stt import HedgedSTTService
+    from pipecat_hedge.voice.transcript_timing import TranscriptTiming
     from pipecat_hedge.voice.turn_latency import TurnLatencyObserver
     from pipecat_hedge.voice.turn_timeline import TurnLatency
 
 __all__ = [
     "EagerStopStrategy",
     "FillerProcessor",
+    "HedgedSTTService",
+    "TranscriptTiming",
     "TurnLatency",
     "TurnLatencyObserver",
     "read_audio",
@@ -25,6 +29,8 @@ _MODULES = {
     "audio_file": ("read_audio",),
     "eager_stop": ("EagerStopStrategy",),
     "filler": ("FillerProcessor",),
+    "hedged_stt": ("HedgedSTTService",),
+    "transcript_timing": ("TranscriptTiming",),
     "turn_latency": ("TurnLatencyObserver",),
     "turn_timeline": ("TurnLatency",),
 }

@@ -34,12 +34,16 @@ Pipecat waits as long for a transcript."""
 
 
 class CallerTurn:
-    """Tracks the caller between two LLM responses."""
+    """Tracks the caller between two LLM responses.
+
+    Attributes:
+        transcribed_at: When the latest transcript came; None if none has.
+    """
 
     def __init__(self) -> None:
         self._has_turns = False
         self._has_messages = False
-        self._transcribed_at: float | None = None
+        self.transcribed_at: float | None = None
         self._message_at: float | None = None
         self._forget()
 
@@ -64,7 +68,7 @@ class CallerTurn:
             self._silence_at, self._noticed_at = now - frame.stop_secs, now
         elif isinstance(frame, UserStartedSpeakingFrame):
             quiet_secs = 0.0 if self._silence_at is None else now - self._silence_at
-            if quiet_secs > TRANSCRIBED_SECS and not self._is_after_beginning(self._transcribed_at):
+            if quiet_secs > TRANSCRIBED_SECS and not self._is_after_beginning(self.transcribed_at):
                 self._forget()
             self._begin(now)
             self._ended_at, self._has_turns = None, True
@@ -73,7 +77,7 @@ class CallerTurn:
             self._ended_at, self._has_turns = now, True
         elif isinstance(frame, TranscriptionFrame):
             if frame.text.strip():
-                self._transcribed_at = now
+                self.transcribed_at = now
         elif isinstance(frame, LLMContextUserTurnFrame):
             self._message_at, self._has_messages = now, True
 
@@ -98,7 +102,7 @@ class CallerTurn:
             The caller's last sound and the end of the turn, in seconds, where known; None if the
             response does not answer the caller.
         """
-        text_at = self._message_at if self._has_messages else self._transcribed_at
+        text_at = self._message_at if self._has_messages else self.transcribed_at
         if not provisional and not self._is_after_beginning(text_at):
             end = self._ended_at if self._has_turns else self._noticed_at
             requested_at, limit = now, RESPONSE_SECS

@@ -206,6 +206,9 @@ class TurnLatencyObserver(BaseObserver):
             timeline.silence, turn_end = turn or (None, None)
             if turn_end is not None:
                 timeline.mark("turn_end", turn_end)
+            transcribed, silence = self._caller.transcribed_at, timeline.silence
+            if transcribed is not None and silence is not None and transcribed >= silence:
+                timeline.mark("transcript", transcribed)
         timeline.tools.take(frame)
         timeline.had_text = timeline.has_text
         timeline.is_responding = True

@@ -13,7 +13,7 @@ from pipecat_hedge.voice.awaited_tools import AwaitedTools
 
 Anchor: TypeAlias = Literal["user_silence", "turn_end", "context"]
 Moment: TypeAlias = (
-    Literal["turn_end", "context", "first_token", "first_sentence"]
+    Literal["transcript", "turn_end", "context", "first_token", "first_sentence"]
     | Literal["first_tts_audio", "first_sound", "filler_end", "first_answer"]
 )
 """A moment of a turn; its time is the field ``..._secs`` of ``TurnLatency``."""
@@ -32,6 +32,7 @@ class TurnLatency:
             (the end of the turn, without a local VAD), or ``context`` (the LLM call, if the
             response answers no caller speech, as before a greeting or after a cough; see
             ``caller_turn.py``).
+        transcript_secs: The last transcript before the LLM call.
         turn_end_secs: The end of the caller's turn.
         context_secs: The LLM call.
         first_token_secs: The first usable token.
@@ -56,6 +57,7 @@ class TurnLatency:
     turn: int
     at: float
     anchor: Anchor
+    transcript_secs: float | None = None
     turn_end_secs: float | None = None
     context_secs: float | None = None
     first_token_secs: float | None = None

@@ -15,7 +15,7 @@ import pytest
 from playwright.async_api import async_playwright
 
 from pipecat_hedge import Slo
-from pipecat_hedge.race import AttemptReport
+from pipecat_hedge.race import AttemptReport, TranscriptReport
 from pipecat_hedge.tools.analysis import Report, read_logs, report_of
 from pipecat_hedge.tools.analysis.incidents import bad_stretches
 from pipecat_hedge.tools.analysis.report_command import explained, headline, page_of, summary_of
@@ -97,6 +97,18 @@ def test_interrupted_turns_count_as_longer_waits() -> None:
     assert p95 is not None
     assert (p50.secs, p95.secs, p95.at_least) == (0.5, 8.0, True)
     assert "callers gave up on 100" in [*headline(found)][1]
+
+
+def test_recognisers_have_a_table_if_they_are_reported(report: Report) -> None:
+    calm = TranscriptReport("deepgram", 0.25, 1, None)
+    made = turn(transcripts=(calm, replace(calm, transcript_secs=3.0, is_rescued=True)))
+    (found,) = report_of(log_of(made), zone=UTC).recognisers
+    assert (found.recogniser, found.utterances, found.rescued) == ("deepgram", 2, 1)
+    assert found.transcript.longest is not None
+    assert found.transcript.longest.secs == 3
+    summary = summary_of(report_of(log_of(made), zone=UTC), UTC, 80)
+    assert "Waits for transcripts" in summary
+    assert report.recognisers == ()
 
 
 def test_objectives_are_reported_only_with_an_slo(report: Report, log: Log) -> None:

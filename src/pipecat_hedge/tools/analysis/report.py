@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from pipecat_hedge.policy import Slo, classify_llm, classify_wait
-from pipecat_hedge.race import AttemptReport
+from pipecat_hedge.race import AttemptReport, TranscriptReport
 from pipecat_hedge.tools.analysis.incidents import Incident, attempt_waits, incidents_of
 from pipecat_hedge.tools.analysis.latency_files import recorded_from
 from pipecat_hedge.tools.analysis.slow_turns import SlowTurn, slowest_turns
@@ -111,6 +111,24 @@ class ProviderFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class RecogniserFigures:
+    """One recogniser's utterances.
+
+    Parameters:
+        recogniser: The recogniser's name.
+        utterances: The number of utterances.
+        transcript: Times from the end of speech to the last transcript; utterances without one are
+            left out.
+        rescued: Utterances for which another recogniser was asked.
+    """
+
+    recogniser: str
+    utterances: int
+    transcript: Waits
+    rescued: int
+
+
+@dataclass(frozen=True, slots=True)
 class Hedging:
     """The effect of hedging.
 
@@ -180,6 +198,7 @@ class Report:
         voice_to_voice: From the caller's last sound to the answer's first, if logged.
         objectives: How well the objectives were met; empty without an SLO.
         providers: Each provider's requests, the most frequent first provider first.
+        recognisers: Each recogniser's utterances, if they are reported.
         incidents: Times in which a provider was slow or failing, costliest first.
         hedging: The effect of hedging.
         usd_per_success: The cost of a completely answered turn; None if unknown.
@@ -206,6 +225,7 @@ class Report:
     voice_to_voice: Waits
     objectives: tuple[ObjectiveResult, ...]
     providers: tuple[ProviderFigures, ...]
+    recognisers: tuple[RecogniserFigures, ...]
     incidents: tuple[Incident, ...]
     hedging: Hedging
     usd_per_success: float | None
@@ -280,6 +300,7 @@ def report_of(
         ),
         _objectives(log, slo),
         providers,
+        _recognisers(turns),
         incidents_of(turns),
         _hedging(turns, answer),
         cost / successes if cost is not None and successes else None,
@@ -346,6 +367,22 @@ def _providers(turns: Sequence[LoggedTurn]) -> tuple[ProviderFigures, ...]:
         for name, mine in sent.items()
     ]
     return tuple(sorted(figures, key=lambda p: (-p.reasons.get("primary", 0), -p.requests)))
+
+
+def _recognisers(turns: Sequence[LoggedTurn]) -> tuple[RecogniserFigures, ...]:
+    by_name: dict[str, list[TranscriptReport]] = {}
+    for turn in turns:
+        for transcript in turn.report.transcripts:
+            by_name.setdefault(transcript.recogniser, []).append(transcript)
+    return tuple(
+        RecogniserFigures(
+            name,
+            len(mine),
+            Waits.of([each.transcript_secs for each in mine if each.transcript_secs is not None]),
+            sum(each.is_rescued for each in mine),
+        )
+        for name, mine in by_name.items()
+    )
 
 
 def _objectives(log: Log, slo: Slo | None) -> tuple[ObjectiveResult, ...]:

@@ -249,6 +249,18 @@ def _tables(report: Report) -> dict[str, tuple[str, TextTable]]:
             ],
         ),
     }
+    if report.recognisers:
+        rows = [
+            [
+                r.recogniser,
+                count(r.utterances),
+                share(r.rescued / r.utterances),
+                *_percentiles(r.transcript),
+            ]
+            for r in report.recognisers
+        ]
+        heads = ["recogniser", "utterances", "rescued", "p50", "p95", "p99", "longest"]
+        tables["recognisers"] = "Waits for transcripts", heads, rows
     if report.objectives:
         rows = [
             [

@@ -24,13 +24,25 @@ from pipecat_hedge.tools.simulator.script import (
     spoken,
     tool_call,
 )
-from pipecat_hedge.tools.simulator.timeline import FAULTS, Fault, Reply, Scene, Step, healthy
+from pipecat_hedge.tools.simulator.timeline import (
+    FAULTS,
+    SPEECH_FAULTS,
+    Fault,
+    Reply,
+    Scene,
+    Step,
+    healthy,
+)
 
 # A separator counts only before a key, so that answers and JSON may contain it.
 _SEPARATOR = re.compile(r"[&,](?=[a-z_]+=)")
 _PROFILE_END = re.compile(r"[?@]")
+# Recognisers have no published latencies: they answer as the profile "fixed".
+_RECOGNIZER = re.compile(r"nova|flux|whisper|transcribe")
 _HEADERS_SHARE = 0.5  # assumption: headers arrive halfway to the first token
 _RETRY_AFTER_SECS = 1.0
+ALL_FAULTS = {**FAULTS, **SPEECH_FAULTS}
+"""The faults of models and recognisers; one that a wire cannot have does nothing there."""
 
 
 class BehaviourError(ValueError):
@@ -47,8 +59,8 @@ class BehaviourError(ValueError):
 
 
 def _fault(value: Any) -> Any:
-    if isinstance(value, str) and value in FAULTS:
-        return FAULTS[value]
+    if isinstance(value, str) and value in ALL_FAULTS:
+        return ALL_FAULTS[value]
     raise ValueError
 
 
@@ -125,10 +137,11 @@ def parse_model(model: str) -> Behaviour:
         BehaviourError: If the profile, a key or a value is unknown; names the known ones.
     """
     name, *rest = _PROFILE_END.split(model, maxsplit=1)
-    if name not in PROFILES:
+    profile = "fixed" if name not in PROFILES and _RECOGNIZER.search(name) else name
+    if profile not in PROFILES:
         known = ", ".join(PROFILES)
         raise BehaviourError(f"model: unknown profile {name!r}; known profiles: {known}", 404)
-    behaviour = Behaviour(profile=PROFILES[name])
+    behaviour = Behaviour(profile=PROFILES[profile])
     return override(behaviour, rest[0]) if rest else behaviour
 
 
@@ -170,7 +183,7 @@ def read_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     except PydanticError as error:
         key = str(error.errors()[0]["loc"][0])
         if key == "fault":
-            known = ", ".join(FAULTS)
+            known = ", ".join(ALL_FAULTS)
             message = f"fault: unknown fault {values[key]!r}; known faults: {known}"
         else:
             message = f"{key}: expected {KEYS[key]}, got {values[key]!r}"
@@ -231,19 +244,41 @@ class Plan:
     retry_after_secs: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What chance decides of a request or an utterance: its latency, and its fault, if any."""
+
+    ttft_secs: float
+    fault: Fault | None
+    delay_secs: float
+
+    @property
+    def fault_name(self) -> str | None:
+        """The fault's name."""
+        return self.fault.name if self.fault else None
+
+
+def draw(behaviour: Behaviour, rng: random.Random) -> Drawn:
+    """Draw the same two numbers with or without a fault, so that it does not shift later draws."""
+    drawn_secs = behaviour.profile.sample(rng)
+    fault = behaviour.fault if rng.random() < behaviour.rate else None
+    return Drawn(
+        _first_set(behaviour.ttft, drawn_secs),
+        fault,
+        _first_set(behaviour.delay, fault.delay_secs if fault else 0.0),
+    )
+
+
 def plan(behaviour: Behaviour, prompt: Prompt, rng: random.Random) -> Plan:
     """Decide how to serve a request.
 
     Args:
         behaviour: The model name's behaviour.
         prompt: The request.
-        rng: Draws the same two numbers for every request, with or without a fault, so that a fault
-            does not shift later draws.
+        rng: For `draw`.
     """
-    drawn_secs = behaviour.profile.sample(rng)
-    has_fault = rng.random() < behaviour.rate
-    fault = behaviour.fault if has_fault else None
-    ttft_secs = _first_set(behaviour.ttft, drawn_secs)
+    drawn = draw(behaviour, rng)
+    fault, ttft_secs = drawn.fault, drawn.ttft_secs
     headers_secs = _first_set(behaviour.headers, ttft_secs * _HEADERS_SHARE)
     scene = Scene(
         reply=_reply(behaviour, prompt, fault),
@@ -251,7 +286,7 @@ def plan(behaviour: Behaviour, prompt: Prompt, rng: random.Random) -> Plan:
         headers_secs=min(headers_secs, ttft_secs),
         interval_secs=1 / (behaviour.tps or behaviour.profile.tokens_per_sec),
         after_tokens=behaviour.after,
-        delay_secs=_first_set(behaviour.delay, fault.delay_secs if fault else 0.0),
+        delay_secs=drawn.delay_secs,
     )
     retry_after_secs = behaviour.retry_after
     if retry_after_secs is None and fault is not None and fault.name == "429":
@@ -269,6 +304,8 @@ def _first_set(value: float | None, default: float) -> float:
 def _reply(behaviour: Behaviour, prompt: Prompt, fault: Fault | None) -> Reply:
     if behaviour.tool is not None and not prompt.has_tool_result:
         return Reply(tool=tool_call(behaviour.tool, behaviour.args or {}))
+    if prompt.transcript is not None:
+        return spoken(behaviour.answer or prompt.transcript, None)
     scripted = reply_to(prompt)
     if fault is not None and fault.wants_tool:
         name = prompt.tools[0] if prompt.tools else "book_table"

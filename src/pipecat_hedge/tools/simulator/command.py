@@ -10,7 +10,7 @@ import textwrap
 from pipecat_hedge.providers import PROFILES
 from pipecat_hedge.tools.simulator.behaviour import KEYS
 from pipecat_hedge.tools.simulator.server import Simulator
-from pipecat_hedge.tools.simulator.timeline import FAULTS
+from pipecat_hedge.tools.simulator.timeline import FAULTS, SPEECH_FAULTS
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +19,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "profiles": {profile.name: profile.summary for profile in PROFILES.values()},
         "keys": KEYS,
         "faults": {fault.name: fault.summary for fault in FAULTS.values()},
+        "faults of streaming recognisers, besides cut": {
+            fault.name: fault.summary for fault in SPEECH_FAULTS.values()
+        },
     }
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = (

@@ -1,4 +1,4 @@
-"""Records every request: arrival, bytes sent, end; no conversation text.
+"""Records every request and recogniser's socket: arrival, what was sent, end; no texts.
 
 An entry is open from the request's arrival until it is `completed` (sent to its end), `failed` (an
 error status, a reset, a cut: caused by the provider) or `aborted` (the client disconnected). The
@@ -18,15 +18,18 @@ MAX_ENDED = 100_000
 
 @dataclass(slots=True)
 class LedgerEntry:
-    """One request. Fields fill in as it is served; times are seconds since the simulator started.
+    """One request, or one socket of a recogniser. Fields fill in as it is served.
+
+    Times are seconds since the simulator started.
 
     Parameters:
         id: Its number, from 1.
-        wire: ``openai``, ``anthropic`` or ``google``.
+        wire: ``openai``, ``anthropic`` or ``google``; of recognisers ``deepgram`` (a socket) or
+            ``openai-stt``.
         model: The model name of the request, including its behaviour.
         started_secs: Arrival.
         profile: The latency profile, None if the model name was rejected.
-        fault: The request's fault, if any.
+        fault: The request's fault, if any; of a socket that of the last utterance.
         stream: Whether a stream was requested.
         began_secs: Start of serving; later than the arrival if the request was queued.
         headers_secs: Status and headers sent.
@@ -36,6 +39,9 @@ class LedgerEntry:
         status: The HTTP status, None if none was sent.
         tokens_sent: Tokens sent, reasoning included.
         prompt_tokens: Estimated length of the prompt.
+        utterances: Utterances heard on a socket.
+        interims: Interim transcripts sent on it.
+        finals: Final transcripts sent on it, empty ones aside.
     """
 
     id: int
@@ -53,6 +59,9 @@ class LedgerEntry:
     status: int | None = None
     tokens_sent: int = 0
     prompt_tokens: int = 0
+    utterances: int = 0
+    interims: int = 0
+    finals: int = 0
 
 
 class Ledger:
@@ -108,7 +117,8 @@ class Ledger:
     async def wait_until(self, is_reached: Callable[["Ledger"], bool], timeout_secs: float) -> None:
         """Wait until a condition on the ledger holds.
 
-        It is checked when a request arrives, ends, or sends headers or a first token.
+        It is checked when a request arrives, is served, sends headers or a first token, or ends,
+        and when a recogniser's socket hears an utterance or sends a transcript.
 
         Args:
             is_reached: The condition.

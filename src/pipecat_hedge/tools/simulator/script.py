@@ -35,6 +35,7 @@ class Prompt:
         stream: Whether the answer is streamed.
         max_tokens: The most tokens of the answer.
         include_usage: Whether a stream ends with its usage (optional in OpenAI's protocol only).
+        transcript: What its audio says, if it is a request for a transcript.
     """
 
     turns: tuple[Turn, ...]
@@ -42,6 +43,7 @@ class Prompt:
     stream: bool = True
     max_tokens: int | None = None
     include_usage: bool = True
+    transcript: str | None = None
 
     @property
     def input_tokens(self) -> int:
@@ -64,6 +66,12 @@ FALLBACK = (
     "Sorry, I did not catch that. You can ask me about our hours, the menu, or a table. "
     "What would you like to know?"
 )
+
+CALLER_LINES = (
+    *("hello are you open on sunday", "i would like to book a table for two at seven"),
+    *("could you make that four people please", "do you deliver", "thank you goodbye"),
+)
+"""What simulated recognisers hear if nothing else is set."""
 
 _GREET = re.compile(r"\b(greet|introduce yourself|say hello|welcome the)\b", re.I)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import math
 import random
@@ -10,23 +11,38 @@ import socket
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
+import soundfile
+import soxr
 from aiohttp import web
 from anyio import CapacityLimiter
 
 from pipecat_hedge.providers import PROFILES, SIMULATED_HEADER
 from pipecat_hedge.tools.simulator.behaviour import (
+    Behaviour,
     BehaviourError,
+    Drawn,
     checked_capacity,
+    draw,
     override,
     parse_model,
     plan,
     read_conditions,
 )
+from pipecat_hedge.tools.simulator.deepgram import DeepgramSocket
 from pipecat_hedge.tools.simulator.exchange import Exchange
 from pipecat_hedge.tools.simulator.ledger import Ledger
-from pipecat_hedge.tools.simulator.wires import AnthropicWire, GoogleWire, OpenAIWire, PromptError
+from pipecat_hedge.tools.simulator.script import CALLER_LINES
+from pipecat_hedge.tools.simulator.speech import RATE, Samples, Transcripts
+from pipecat_hedge.tools.simulator.wires import (
+    AnthropicWire,
+    GoogleWire,
+    OpenAIWire,
+    PromptError,
+    TranscriptionWire,
+)
 
 _MAX_BODY_BYTES = 64 * 2**20
 _GOOGLE_CALL = re.compile(r"/models/(?P<model>.+):(?P<stream>stream)?[gG]enerateContent$")
@@ -43,8 +59,13 @@ class ProviderUrls(ABC):
 
     @property
     def openai_url(self) -> str:
-        """The ``base_url`` for OpenAI's SDK and Pipecat's OpenAI services."""
+        """The ``base_url`` for OpenAI's SDK and Pipecat's OpenAI services, transcripts included."""
         return f"{self.url}/v1"
+
+    @property
+    def deepgram_url(self) -> str:
+        """The ``base_url`` for Pipecat's Deepgram service."""
+        return self.url
 
     @property
     def anthropic_url(self) -> str:
@@ -58,7 +79,7 @@ class ProviderUrls(ABC):
 
 
 class Simulator(ProviderUrls):
-    """LLM providers on loopback: OpenAI, Anthropic and Google on one port.
+    """Providers on loopback: LLMs of OpenAI, Anthropic and Google, recognisers of two, on one port.
 
     ::
 
@@ -71,6 +92,7 @@ class Simulator(ProviderUrls):
         seed: The n-th request to a model name gets the same draw for the same seed.
         capacity: The number of concurrent requests. Others wait in order of arrival, and their
             times begin when they are served. None is no limit.
+        transcripts: What recognisers hear: see `Transcripts`.
 
     Raises:
         ValueError: If the port or the capacity is out of range.
@@ -78,7 +100,13 @@ class Simulator(ProviderUrls):
     """
 
     def __init__(
-        self, port: int = 0, *, host: str = "127.0.0.1", seed: int = 0, capacity: int | None = None
+        self,
+        port: int = 0,
+        *,
+        host: str = "127.0.0.1",
+        seed: int = 0,
+        capacity: int | None = None,
+        transcripts: Callable[[Samples], str] | Iterable[str] = CALLER_LINES,
     ):
         if not isinstance(port, int) or not 0 <= port <= 65535:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"port: expected a number from 0 to 65535, got {port!r}")
@@ -86,6 +114,9 @@ class Simulator(ProviderUrls):
         self._host = host
         self._seed = seed
         self._default_capacity = checked_capacity(capacity)
+        self._transcripts = Transcripts(transcripts)
+        for keys in self._transcripts.all_keys:
+            override(parse_model("fixed"), keys)
         self._sockets: dict[str, socket.socket] = {}
         self._ledger: Ledger | None = None
 
@@ -106,6 +137,8 @@ class Simulator(ProviderUrls):
         app.add_routes(
             [
                 web.post("/v1/chat/completions", self._openai),
+                web.post("/v1/audio/transcriptions", self._transcribe),
+                web.get("/v1/listen", self._deepgram),
                 web.post("/v1/messages", self._anthropic),
                 web.post("/v1beta/models/{call:.+}", self._google),
                 web.get("/v1/models", self._get_models),
@@ -218,6 +251,51 @@ class Simulator(ProviderUrls):
         exchange.entry.model, exchange.entry.stream = model, found["stream"] is not None
         return await self._serve(exchange)
 
+    async def _transcribe(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(Exchange(request, TranscriptionWire, self.ledger))
+
+    async def _deepgram(self, request: web.Request) -> web.StreamResponse:
+        entry = self.ledger.arrived("deepgram")
+        entry.model, entry.stream = sys.intern(request.query.get("model", "nova-3")), True
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        try:
+            entry.profile = parse_model(entry.model).profile.name
+            begin = functools.partial(self._utterance, entry.model)
+            return await DeepgramSocket(request, entry, self.ledger, begin, self._recognize).serve()
+        except ValueError as error:  # a BehaviourError is one
+            entry.status = 400
+            self.ledger.ended(entry, "failed")
+            return web.json_response({"err_code": "Bad Request", "err_msg": str(error)}, status=400)
+        finally:
+            self._serving.discard(task)
+            self.ledger.ended(entry, "failed" if self._is_stopping else "aborted")
+
+    def _utterance(self, model: str) -> tuple[Drawn, str | None]:
+        """Return what is drawn for a model's next utterance, and its text if it is scripted."""
+        behaviour = parse_model(model)
+        keys, text = self._transcripts.next(model)
+        if keys:
+            behaviour = override(behaviour, keys)
+        behaviour = self._in_conditions(behaviour, model)
+        return draw(behaviour, self._rng(model)), behaviour.answer or text
+
+    async def _recognize(self, samples: Samples) -> str:
+        assert self._transcripts.recognize is not None
+        return await asyncio.to_thread(self._transcripts.recognize, samples)
+
+    def _in_conditions(self, behaviour: Behaviour, model: str) -> Behaviour:
+        for name in ("", _of_region(behaviour.region), model):
+            behaviour = behaviour.model_copy(update=self._overrides.get(name, {}))
+        return behaviour
+
+    def _rng(self, model: str) -> random.Random:
+        """Return the random numbers of a model's next request or utterance."""
+        number = self._requests[model]
+        self._requests[model] += 1
+        return random.Random(f"{self._seed} {model} {number}")
+
     async def _serve(self, exchange: Exchange) -> web.StreamResponse:
         task = asyncio.current_task()
         assert task is not None
@@ -239,11 +317,18 @@ class Simulator(ProviderUrls):
     async def _answer(self, exchange: Exchange) -> web.StreamResponse:
         entry, wire = exchange.entry, exchange.wire
         try:
-            body = await _json_body(exchange.request)
+            if is_upload := wire is TranscriptionWire:
+                body = await _upload(exchange.request)
+            else:
+                body = await _json_body(exchange.request)
             # Interned: the ledger keeps the name of each of its 100,000 requests.
             entry.model = sys.intern(entry.model or self.behaviour_of(body))
             behaviour = parse_model(entry.model)
             entry.profile = behaviour.profile.name
+            if is_upload and "audio" in body:
+                keys, text = self._transcripts.next(entry.model)
+                behaviour = override(behaviour, keys) if keys else behaviour
+                body["transcript"] = await self._recognize(body["audio"]) if text is None else text
             prompt = wire.read_prompt(body, stream=entry.stream)
             text = prompt.user_texts[-1] if prompt.user_texts else ""
             if re.match(r"\?[a-z_]+=", text):
@@ -253,13 +338,12 @@ class Simulator(ProviderUrls):
         except (AttributeError, KeyError, TypeError) as error:
             return exchange.reject(400, f"the body does not have the shape of a request: {error}")
         entry.stream, entry.prompt_tokens = prompt.stream, prompt.input_tokens
-        number = self._requests[entry.model]
-        self._requests[entry.model] += 1
+        rng = self._rng(entry.model)
         async with self._capacity:
-            for name in ("", _of_region(behaviour.region), entry.model):
-                behaviour = behaviour.model_copy(update=self._overrides.get(name, {}))
-            planned = plan(behaviour, prompt, random.Random(f"{self._seed} {entry.model} {number}"))
+            behaviour = self._in_conditions(behaviour, entry.model)
+            planned = plan(behaviour, prompt, rng)
             entry.fault = planned.fault.name if planned.fault else None
+            self.ledger.announce()
             exchange.limit_headers = wire.rate_limit_headers(behaviour.limits_left, behaviour.reset)
             return await exchange.play(planned, wire(prompt, behaviour.profile.name, entry.id))
 
@@ -297,6 +381,19 @@ class Simulator(ProviderUrls):
     async def _get_conditions(self, request: web.Request) -> web.Response:
         return web.json_response(self._conditions.get(_scope(request), {}))
 
+    def set_conditions(self, model: str = "", **conditions: Any) -> None:
+        """Change how requests and utterances are served from now on, regardless of their models.
+
+        Args:
+            model: The name of the model whose requests they are; empty for all models.
+            **conditions: A model's keys, such as ``fault="hang"``; they replace the previous ones.
+
+        Raises:
+            BehaviourError: If one of them is unknown.
+        """
+        overrides = read_conditions(conditions)
+        self._conditions[model], self._overrides[model] = conditions, overrides
+
     async def _post_conditions(self, request: web.Request) -> web.Response:
         if not is_loopback(request.remote):
             return _error(403, "conditions can be set from this machine only")
@@ -320,7 +417,8 @@ class Simulator(ProviderUrls):
         return _error(
             404,
             f"unknown address {request.method} {request.path}; known: POST /v1/chat/completions, "
-            "POST /v1/messages, POST /v1beta/models/{model}:streamGenerateContent, "
+            "POST /v1/audio/transcriptions, GET /v1/listen, POST /v1/messages, "
+            "POST /v1beta/models/{model}:streamGenerateContent, "
             "GET /v1/models, GET and DELETE /ledger, GET and POST /simulator/conditions",
         )
 
@@ -337,6 +435,19 @@ async def _json_body(request: web.Request) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise PromptError("the body is not a JSON object")
     return body
+
+
+async def _upload(request: web.Request) -> dict[str, Any]:
+    """Return a form's fields, and its file as samples: ``audio``."""
+    fields: dict[str, Any] = dict(await request.post())
+    if isinstance(file := fields.get("file"), web.FileField):
+        try:
+            with file.file:
+                samples, rate = soundfile.read(file.file, dtype="int16", always_2d=True)
+        except soundfile.SoundFileError:
+            raise PromptError("file: not an audio file that can be read") from None
+        fields["audio"] = soxr.resample(samples[:, 0], rate, RATE)
+    return fields
 
 
 def _model_in(body: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ help, the error messages and the documentation use it.
 """
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -406,4 +407,32 @@ _FAULTS = (
 )
 
 FAULTS = {fault.name: fault for fault in _FAULTS}
-"""Every fault by its name."""
+"""Every fault of a model by its name."""
+
+_hang = _at_headers(Signal.SILENCE)
+_SPEECH_FAULTS = (
+    Fault("late", _slow_headers, "finals come delay= later (default 3)", delay_secs=3.0),
+    Fault("never_final", _hang, "interims, and no final"),
+    Fault("silent", _hang, "no message about the utterance"),
+    Fault(
+        "half_open",
+        _hang,
+        "from the utterance on audio is accepted, and not even a ping or a close is answered",
+    ),
+    Fault(
+        "stops_reading",
+        _hang,
+        "no byte is read from the utterance on, for delay= (default: for ever)",
+        delay_secs=math.inf,
+    ),
+    Fault("1008", _cut, "the socket is closed with code 1008 in the middle of the utterance"),
+    Fault(
+        "two_finals",
+        healthy,
+        "one half of the utterance in a final of its own, the other delay= later (default 0.3)",
+        delay_secs=0.3,
+    ),
+)
+
+SPEECH_FAULTS = {fault.name: fault for fault in _SPEECH_FAULTS}
+"""A streaming recogniser's own faults by name; the shape is that of a single response."""

@@ -1,4 +1,4 @@
-"""The wire formats: OpenAI Chat Completions, Anthropic Messages and Google ``generateContent``.
+"""The wire formats: OpenAI Chat Completions and transcriptions, Anthropic Messages, Google's.
 
 A `Wire` parses a request's body and encodes events, complete answers and errors. Pure.
 """
@@ -8,11 +8,13 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, ClassVar
 
 from pipecat_hedge.tools.simulator.script import Prompt, Turn
+from pipecat_hedge.tools.simulator.speech import RATE, Samples
 from pipecat_hedge.tools.simulator.timeline import (
     Event,
     Finished,
@@ -24,6 +26,7 @@ from pipecat_hedge.tools.simulator.timeline import (
     Thought,
     ToolArguments,
     ToolStart,
+    tokenize,
 )
 
 Json = dict[str, Any]
@@ -36,6 +39,15 @@ class PromptError(ValueError):
     """A request body that no provider would accept; the message names the field."""
 
     status = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Transcription(Prompt):
+    """A request for a transcript: the audio's length, and what is asked for besides the text."""
+
+    secs: float = 0.0
+    is_verbose: bool = False
+    has_logprobs: bool = False
 
 
 class Wire(ABC):
@@ -254,6 +266,42 @@ class OpenAIWire(Wire):
             "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
             "completion_tokens_details": {"reasoning_tokens": self.thoughts, "audio_tokens": 0},
         }
+
+
+class TranscriptionWire(OpenAIWire):
+    """The protocol of ``/v1/audio/transcriptions``: the answer is the transcript."""
+
+    name = "openai-stt"
+
+    @staticmethod
+    def read_prompt(body: Json, *, stream: bool) -> Prompt:
+        """Parse a form's fields, with the ``audio`` of its file and what it says."""
+        audio: Samples | None = body.get("audio")
+        if audio is None:
+            raise PromptError("file: expected an audio file")
+        if body.get("stream") == "true":
+            raise PromptError("stream: transcripts are not streamed here")
+        return Transcription(
+            (),
+            stream=False,
+            transcript=body["transcript"],
+            secs=len(audio) / RATE,
+            is_verbose=body.get("response_format") == "verbose_json",
+            has_logprobs=body.get("include[]") == "logprobs",
+        )
+
+    def _whole(self, text: str, tool: str | None, arguments: str, reason: str) -> Json:
+        prompt = self.prompt
+        assert isinstance(prompt, Transcription)
+        found: Json = {"text": text}
+        if prompt.is_verbose:
+            segment = {"id": 0, "seek": 0, "start": 0.0, "end": prompt.secs, "text": text}
+            segment |= {"tokens": [], "temperature": 0.0, "avg_logprob": -0.1}
+            segment |= {"compression_ratio": 1.0, "no_speech_prob": 0.01}
+            found |= {"language": "english", "duration": prompt.secs, "segments": [segment]}
+        if prompt.has_logprobs:
+            found["logprobs"] = [{"token": token, "logprob": -0.1} for token in tokenize(text)]
+        return found | {"usage": {"type": "duration", "seconds": math.ceil(prompt.secs)}}
 
 
 class AnthropicWire(Wire):

@@ -1,0 +1,434 @@
+"""A recogniser with a second one: what the first does not say in time, the second says.
+
+Both are hosted: what they forward is dropped, and what they say themselves is passed on. The audio
+passes by the primary, so that one that does not read its socket holds up nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+from loguru import logger
+from pipecat.frames.frames import (
+    CancelFrame,
+    EndFrame,
+    ErrorFrame,
+    Frame,
+    InputAudioRawFrame,
+    InterimTranscriptionFrame,
+    StartFrame,
+    STTMetadataFrame,
+    STTMuteFrame,
+    STTUpdateSettingsFrame,
+    TranscriptionFrame,
+    VADUserStartedSpeakingFrame,
+    VADUserStoppedSpeakingFrame,
+)
+from pipecat.pipeline.pipeline import Pipeline, PipelineSink, PipelineSource
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessor, FrameProcessorSetup
+from pipecat.services.stt_service import STTService
+
+from pipecat_hedge.policy.arguments import require, require_number
+from pipecat_hedge.policy.budget_accounts import BudgetAccounts
+from pipecat_hedge.policy.priced_delay import PricedDelay
+from pipecat_hedge.providers.backends import Backend
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race.events import InFlight, Waiting
+from pipecat_hedge.race.task_scope import TaskScope
+from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
+from pipecat_hedge.voice.transcript_rescue import TranscriptRescue
+from pipecat_hedge.voice.transcript_timing import KIND, TranscriptTiming, model_of, name_of
+
+BEFORE_SECS = 0.5
+"""Audio from before the VAD's start that the rescue gets, too: the VAD misses soft beginnings."""
+MOST_SECS = 120.0
+"""The longest utterance that is kept."""
+SILENCE_SECS = 3.0
+"""The latest deadline, as ``silence_secs`` of ``HedgePolicy``; Pipecat ends a turn after 5 s."""
+GRACE_SECS = 0.05
+"""Most transcripts of a recogniser come at nearly the same time: the deadline lies behind them."""
+STUCK_SECS = 3.0
+"""Speech without a message of a recogniser that has sent interim transcripts before."""
+END_SECS = 2.0
+"""How long the end of a call waits for a recogniser's last transcripts."""
+MOST_FED = 10_000
+"""Frames that a recogniser may be behind: three minutes of audio."""
+
+Recogniser: TypeAlias = STTService | Callable[[], STTService]
+
+
+_NOT_FORWARDED = (StartFrame, VADUserStartedSpeakingFrame, STTMuteFrame, STTUpdateSettingsFrame)
+
+
+class HedgedSTTService(Pipeline):
+    """Stands in the place of a speech-to-text service.
+
+    The primary hears everything, and what it says passes. If something of an utterance is missing
+    at a deadline that is learned, the rescue gets the utterance's audio, and the first of both that
+    completes it counts. Includes a ``TranscriptTiming``.
+
+    Event handlers available:
+
+    - on_transcript_report: Called with a ``TranscriptReport`` for each utterance.
+
+    Example::
+
+        stt = HedgedSTTService(
+            lambda: DeepgramSTTService(api_key=...), OpenAISTTService(api_key=...)
+        )
+        pipeline = Pipeline([transport.input(), stt, user_aggregator, llm, ...])
+    """
+
+    def __init__(
+        self,
+        primary: Recogniser,
+        rescue: STTService,
+        *,
+        budget: float = 0.2,
+        least_wait_secs: float = 0.0,
+        stats: ProviderStats | None = None,
+    ):
+        """Create the service.
+
+        Args:
+            primary: The recogniser; or what creates one, so that a stuck one is replaced.
+            rescue: The second recogniser: one that transcribes segments, or one that streams.
+            budget: The share of utterances that may be rescued, from 0 to 1.
+            least_wait_secs: See ``TranscriptTiming``.
+            stats: What is known of recognisers. Defaults to the process's own.
+
+        Raises:
+            ConfigurationError: If an argument is invalid; the message names it and the remedy.
+        """
+        require("stats", stats, ProviderStats, "write ProviderStats()")
+        require_number("budget", budget, "from 0 to 1", "0.2 is a fifth", lambda x: 0 <= x <= 1)
+        create: Callable[[], STTService] | None = None
+        if isinstance(primary, STTService):
+            service = primary
+        elif callable(primary):
+            create, service = primary, primary()
+        else:
+            raise ConfigurationError(
+                f"primary must be an STTService or a function that creates one, got {primary!r}: "
+                "write lambda: DeepgramSTTService(...)"
+            )
+        for field, each in (("primary", service), ("rescue", rescue)):
+            require(field, each, STTService, "give a speech-to-text service", may_be_none=False)
+        if service is rescue:
+            raise ConfigurationError("rescue is the primary itself: give another service")
+        stats = stats or shared_stats()
+        self._host = _Host(service, create, rescue, budget, stats)
+        name = f"{name_of(service.name)}+{name_of(rescue.name)}"
+        timing = TranscriptTiming(
+            least_wait_secs=least_wait_secs, recogniser=name, stats=stats, enable_direct_mode=True
+        )
+        timing.report_rescues(self._host.outcome)
+        super().__init__([self._host, timing])
+        self._register_event_handler("on_transcript_report")
+        timing.add_event_handler("on_transcript_report", self._reported)
+
+    @property
+    def primary(self) -> STTService:
+        """The primary recogniser now."""
+        return self._host.primary
+
+    async def _reported(self, _: object, report: object) -> None:
+        await self._call_event_handler("on_transcript_report", report)
+
+
+class _Member:
+    """A hosted recogniser: what it forwards is dropped, what it says is passed on."""
+
+    def __init__(
+        self,
+        service: STTService,
+        say: Callable[[Frame, FrameDirection], Any],
+    ):
+        self.service = service
+        self.is_closed = False
+        self._say = say
+        self._fed: OrderedDict[int, None] = OrderedDict()
+        self._ended = asyncio.Event()
+        self._line = Pipeline(
+            [service],
+            source=PipelineSource(self._pushed, name=f"{service}::Source"),
+            sink=PipelineSink(self._pushed, name=f"{service}::Sink"),
+        )
+
+    async def setup(self, setup: FrameProcessorSetup) -> None:
+        await self._line.setup(setup)
+
+    async def feed(self, frame: Frame) -> None:
+        if not isinstance(frame, (STTMuteFrame, STTUpdateSettingsFrame)):  # they are not forwarded
+            self._fed[frame.id] = None
+            if len(self._fed) > MOST_FED:
+                self._fed.popitem(last=False)
+        await self._line.queue_frame(frame, FrameDirection.DOWNSTREAM)
+
+    async def end(self, frame: Frame) -> None:
+        """End it, and wait for its last transcripts."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_SECS):
+                await self.feed(frame)
+                await self._ended.wait()
+
+    async def close(self) -> None:
+        """Release its resources, whatever it is at."""
+        self.is_closed = True
+        await self._line.cleanup()
+
+    async def _pushed(self, frame: Frame, direction: FrameDirection) -> None:
+        if frame.id not in self._fed:
+            if not self.is_closed:
+                await self._say(frame, direction)
+            return
+        del self._fed[frame.id]
+        if isinstance(frame, (EndFrame, CancelFrame)):
+            self._ended.set()
+
+
+class _Host(FrameProcessor):
+    """Feeds both recognisers, and says what ``TranscriptRescue`` decides."""
+
+    def __init__(
+        self,
+        primary: STTService,
+        create: Callable[[], STTService] | None,
+        rescue: STTService,
+        budget: float,
+        stats: ProviderStats,
+    ):
+        super().__init__(name=f"Hedged{primary.name}")
+        self._create, self._stats, self._budget = create, stats, budget
+        self._primary = _Member(primary, self._primary_said)
+        self._rescue = _Member(rescue, self._rescue_said)
+        self._backend = Backend(name_of(primary.name), model_of(primary), measures=KIND)
+        spare = f"{name_of(rescue.name)} (rescue)"
+        self._spare = Backend(spare, model_of(rescue), measures=KIND)
+        self._accounts = BudgetAccounts()
+        self._transcripts = TranscriptRescue()
+        self._audio: deque[InputAudioRawFrame] = deque()
+        self._spoken: tuple[InputAudioRawFrame, ...] = ()
+        self._audio_secs, self._before_secs = 0.0, BEFORE_SECS
+        self._is_speaking = self._is_muted = False
+        self._asked_at: float | None = None
+        self._has_interims = self._was_replaced = False
+        self._silences = 0
+        self._start: StartFrame | None = None
+        self._waiting: asyncio.Task[None] | None = None
+        self._deadline, self._closing = TaskScope(), TaskScope()
+
+    @property
+    def primary(self) -> STTService:
+        return self._primary.service
+
+    def outcome(self) -> tuple[bool, int, bool]:
+        """See ``TranscriptTiming.report_rescues``."""
+        transcripts, was_replaced = self._transcripts, self._was_replaced
+        self._was_replaced = False
+        return transcripts.is_asked, transcripts.dropped, was_replaced
+
+    # ---- life cycle
+
+    async def setup(self, setup: FrameProcessorSetup) -> None:
+        await super().setup(setup)
+        await asyncio.gather(self._primary.setup(setup), self._rescue.setup(setup))
+
+    async def cleanup(self) -> None:
+        await self._deadline.close()
+        for ended_at in self._transcripts.take_lost():
+            self._learn(ended_at, censored=True)
+        await self._closing.join()
+        await asyncio.gather(self._primary.close(), self._rescue.close())
+        await super().cleanup()
+
+    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        await super().process_frame(frame, direction)
+        if isinstance(frame, (EndFrame, CancelFrame)):
+            await self._deadline.close()
+            await asyncio.gather(self._primary.end(frame), self._rescue.end(frame))
+            await self.push_frame(frame, direction)
+            return
+        if isinstance(frame, StartFrame):
+            self._start = frame
+            await self.push_frame(frame, direction)  # a handshake holds up nothing
+            await self._rescue.feed(frame)
+        elif isinstance(frame, InputAudioRawFrame):
+            self._keep(frame)
+            await self._watch()
+        elif isinstance(frame, VADUserStartedSpeakingFrame):
+            await self.push_frame(frame, direction)  # the utterance before is reported
+            await self._speech_started(frame)
+        elif isinstance(frame, STTMuteFrame):
+            self._is_muted = frame.mute
+            self._audio.clear()
+            self._audio_secs = 0.0
+        elif isinstance(frame, STTUpdateSettingsFrame):
+            await self._rescue.feed(frame)
+        await self._primary.feed(frame)
+        if isinstance(frame, VADUserStoppedSpeakingFrame):
+            await self._speech_stopped(frame)
+        if not isinstance(frame, _NOT_FORWARDED):
+            await self.push_frame(frame, direction)
+
+    # ---- the caller
+
+    def _keep(self, frame: InputAudioRawFrame) -> None:
+        if self._is_muted:
+            return
+        self._audio.append(frame)
+        self._audio_secs += _secs(frame)
+        most_secs = MOST_SECS if self._is_speaking else self._before_secs
+        while self._audio and self._audio_secs > most_secs:
+            self._audio_secs -= _secs(self._audio.popleft())
+
+    async def _speech_started(self, frame: VADUserStartedSpeakingFrame) -> None:
+        await self._deadline.close()
+        self._before_secs = BEFORE_SECS + frame.start_secs
+        self._is_speaking = True
+        was_rescued, before = self._transcripts.is_rescued, self._transcripts.start(_now())
+        if before is not None and not was_rescued and not self._is_turn_based:
+            self._learn_secs(before.transcript_secs)
+        self._asked_at = None
+
+    async def _speech_stopped(self, frame: VADUserStoppedSpeakingFrame) -> None:
+        self._is_speaking, self._spoken = False, tuple(self._audio)
+        now = _now()
+        self._accounts.begin_turn(self._budget, now)
+        self._transcripts.stop(now, frame.stop_secs, self._deadline_secs())
+        if not self._is_muted and not self._is_turn_based:
+            self._wait()
+
+    @property
+    def _is_turn_based(self) -> bool:
+        return not self.primary.supports_ttfs
+
+    def _deadline_secs(self) -> float:
+        """When the rescue is worth its price, in seconds from the end of speech."""
+        backends = self._backend, self._spare
+        estimates = self._stats.estimates(backends, None, by_sentence=False)
+        first, second = (backend.provider for backend in backends)
+        shares = {second: self._accounts.share(self._budget, 1.0)}
+        rule = PricedDelay(estimates, shares, benefits=self._accounts.benefits)
+        waiting = Waiting(0.0, (InFlight(first, 0.0, None),), second)
+        at = rule.next_launch(waiting).at
+        return SILENCE_SECS if at is None else min(at + GRACE_SECS, SILENCE_SECS)
+
+    def _wait(self) -> None:
+        name = f"{self}: waits for transcripts"
+        self._waiting = self._deadline.start(self._wait_for_deadline(), name=name)
+
+    async def _wait_for_deadline(self) -> None:
+        transcripts = self._transcripts
+        while (due_at := transcripts.due_at) is not None:
+            if (now := _now()) < due_at:
+                await asyncio.sleep(due_at - now)
+            elif not transcripts.is_missing:
+                return  # until a late interim transcript
+            else:
+                await self._ask(now)
+
+    async def _ask(self, now: float) -> None:
+        """Ask the rescue for the utterance."""
+        transcripts = self._transcripts
+        utterance = transcripts.utterance
+        ended_at = now if utterance is None or utterance.ended_at is None else utterance.ended_at
+        is_free = transcripts.is_silent and self._silences > 0
+        is_free = is_free or now - ended_at >= SILENCE_SECS
+        if not is_free and not self._accounts.claim(self._budget, 1.0, now):
+            await asyncio.sleep(ended_at + SILENCE_SECS - now)
+            if not transcripts.is_missing:
+                return
+        transcripts.ask()
+        self._asked_at = _now()
+        await self._rescue.feed(VADUserStartedSpeakingFrame())
+        for frame in self._spoken:
+            await self._rescue.feed(frame)
+        await self._rescue.feed(VADUserStoppedSpeakingFrame())
+
+    # ---- what recognisers say
+
+    async def _primary_said(self, frame: Frame, direction: FrameDirection) -> None:
+        now, transcripts = _now(), self._transcripts
+        if isinstance(frame, InterimTranscriptionFrame):
+            self._has_interims = True
+            text = transcripts.take_interim(frame.text, now)
+        elif isinstance(frame, TranscriptionFrame):
+            text, ended_at = transcripts.take_final(frame.text, now)
+            if ended_at is not None:
+                self._learn_secs(now - ended_at)
+        else:
+            await self.push_frame(frame, direction)
+            return
+        self._silences = 0
+        if transcripts.is_missing and (self._waiting is None or self._waiting.done()):
+            self._wait()
+        if text.strip() or not frame.text.strip():
+            frame.text = text or frame.text
+            await self.push_frame(frame, direction)
+
+    async def _rescue_said(self, frame: Frame, direction: FrameDirection) -> None:
+        if isinstance(frame, ErrorFrame):
+            logger.warning(f"{self}: the rescue {self._rescue.service} failed")
+            logger.debug(f"{self}: {frame.error}")
+        elif isinstance(frame, TranscriptionFrame) and frame.text.strip():
+            now, is_silent = _now(), self._transcripts.is_silent
+            if self._asked_at is not None and not self._transcripts.is_rescued:
+                self._stats.record_wait(self._spare, now - self._asked_at, None)
+            frame.text = self._transcripts.take_rescue(frame.text, now)
+            if frame.text:
+                frame.finalized = True
+                await self.push_frame(frame, direction)
+                if is_silent:
+                    await self._primary_was_silent()
+        elif not isinstance(
+            frame, (InterimTranscriptionFrame, TranscriptionFrame, STTMetadataFrame)
+        ):
+            await self.push_frame(frame, direction)
+
+    def _learn_secs(self, secs: float | None) -> None:
+        if secs is not None and secs >= 0:
+            self._stats.record_wait(self._backend, secs, None)
+
+    def _learn(self, ended_at: float, *, censored: bool) -> None:
+        self._stats.record_wait(self._backend, _now() - ended_at, None, censored=censored)
+
+    # ---- a stuck primary
+
+    async def _watch(self) -> None:
+        """Replace a primary that has sent nothing for long, although the caller speaks."""
+        since = max(self._transcripts.heard_at, self._transcripts.began_at)
+        if self._is_speaking and self._has_interims and _now() - since > STUCK_SECS:
+            await self._replace(tuple(self._audio)[:-1])
+
+    async def _primary_was_silent(self) -> None:
+        """The rescue has heard words of which the primary has said nothing."""
+        self._silences += 1
+        await self._replace(())
+
+    async def _replace(self, audio: tuple[InputAudioRawFrame, ...]) -> None:
+        if self._create is None or self._start is None:
+            return
+        stuck, self._primary = self._primary, _Member(self._create(), self._primary_said)
+        logger.warning(f"{self}: {stuck.service} says nothing, a fresh one takes its place")
+        self._was_replaced, self._has_interims = True, False
+        await self._primary.setup(self.processor_setup)
+        await self._primary.feed(self._start)
+        if self._is_speaking:
+            await self._primary.feed(VADUserStartedSpeakingFrame())
+        for frame in audio:
+            await self._primary.feed(frame)
+        stuck.is_closed = True
+        self._closing.start(stuck.close(), name=f"{self}: closes a stuck recogniser")
+
+
+def _secs(frame: InputAudioRawFrame) -> float:
+    return frame.num_frames / frame.sample_rate
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

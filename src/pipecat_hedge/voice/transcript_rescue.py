@@ -1,0 +1,244 @@
+"""Decides what is said of two recognisers' transcripts, and when the second one is asked. Pure.
+
+The primary recogniser hears everything. The rescue gets the audio of an utterance of which
+something is missing at its deadline: no transcript has come since the end of speech, or an interim
+one has come since the last one. There are four cases for a transcript of the primary:
+
+1. Its utterance is not rescued: it is said.
+2. Its utterance is rescued, and the caller has not spoken since: it is dropped.
+3. The caller has spoken since, and it begins like a rescued utterance: the rest is said.
+4. It begins otherwise: it is said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+from pipecat_hedge.race.continuation import is_wide
+from pipecat_hedge.voice.utterance import Utterance
+
+ALIKE = 0.75
+"""From this ratio on (``difflib``), two transcripts are of the same words. A new utterance that is
+taken for the one before is rescued in its turn; one that is not would be said twice."""
+OWED = 4
+"""Rescued utterances whose transcripts the primary may still send."""
+
+
+@dataclass(slots=True)
+class Owed:
+    """A rescued utterance, whose transcripts the primary may still send.
+
+    Parameters:
+        text: What the rescue has said of it.
+        ended_at: The end of speech.
+        has_come: Whether the primary has sent one.
+    """
+
+    text: str
+    ended_at: float
+    has_come: bool = False
+
+
+@dataclass(slots=True)
+class Asked:
+    """What the rescue was asked for.
+
+    Parameters:
+        said: What the primary has said of the utterance, and since.
+        ended_at: The end of speech.
+        owed: What the rescue has said of it; None as long as it has said nothing.
+    """
+
+    said: str
+    ended_at: float
+    owed: Owed | None = None
+
+
+class TranscriptRescue:
+    """The utterance now, and those before it whose transcripts may still come.
+
+    Attributes:
+        utterance: The utterance now; None before the first.
+        said: What the primary's transcripts have said of it.
+        is_asked: Whether the rescue was asked for it.
+        heard_at: When the primary's latest message came.
+        began_at: When the caller last began to speak.
+        dropped: How many of the primary's transcripts were dropped.
+    """
+
+    def __init__(self) -> None:
+        self.utterance: Utterance | None = None
+        self.said = self._doubtful = ""
+        self.is_asked = False
+        self.heard_at = self.began_at = float("-inf")
+        self.dropped = 0
+        self._deadline_secs = 0.0
+        self._asked: Asked | None = None
+        self._owed: deque[Owed] = deque(maxlen=OWED)
+
+    # ---- the caller
+
+    def start(self, now: float) -> Utterance | None:
+        """The caller begins to speak; returns the utterance before."""
+        before, self.utterance = self.utterance, Utterance()
+        self._owed = deque((owed for owed in self._owed if not owed.has_come), OWED)
+        self.said, self.is_asked, self._doubtful = "", False, ""
+        self.began_at, self.dropped = now, 0
+        return before
+
+    def stop(self, now: float, stop_secs: float, deadline_secs: float) -> None:
+        """The VAD has noticed the end of speech.
+
+        Args:
+            now: The time.
+            stop_secs: How long the caller has been silent, in seconds.
+            deadline_secs: When it is judged what is missing, in seconds from the end of speech.
+        """
+        if self.utterance is not None:
+            self.utterance.stop(now, stop_secs)
+            self._deadline_secs = deadline_secs
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the primary has sent nothing since the caller began to speak."""
+        return self.heard_at < self.began_at
+
+    # ---- the deadline
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether something of the utterance is missing now."""
+        utterance = self.utterance
+        if utterance is None or utterance.stopped_at is None:
+            return False
+        return utterance.last_at is None or utterance.pending_words > 0
+
+    @property
+    def due_at(self) -> float | None:
+        """When it is judged what is missing; None if there is nothing to judge."""
+        utterance = self.utterance
+        if utterance is None or utterance.ended_at is None or self.is_asked:
+            return None
+        due_at = utterance.ended_at + self._deadline_secs
+        if utterance.pending_words and self.heard_at > due_at:
+            return self.heard_at + self._deadline_secs
+        return due_at
+
+    def ask(self) -> None:
+        """The rescue is asked for the utterance."""
+        if self.utterance is not None and self.utterance.ended_at is not None:
+            self.is_asked = True
+            self._asked = Asked(self.said, self.utterance.ended_at)
+
+    # ---- transcripts
+
+    def take_interim(self, text: str, now: float) -> str:
+        """Take an interim transcript of the primary; returns what is passed on of it."""
+        self.heard_at = now
+        if self.is_rescued:
+            return ""
+        text = self._without_owed(text)[0]
+        if text and self.utterance is not None:
+            self.utterance.take_interim(text)
+        return text
+
+    def take_final(self, text: str, now: float) -> tuple[str, float | None]:
+        """Take a transcript of the primary.
+
+        Returns:
+            What is said of it; and if it is the first of a rescued utterance, the end of speech.
+        """
+        self.heard_at, heard = now, text
+        owed = self._asked.owed if self._asked and self.is_rescued else None
+        if owed is not None:
+            text = ""
+        else:
+            text, owed = self._without_owed(text)
+        if not text:
+            self.dropped += 1
+            if not self.is_rescued:
+                self._doubtful = heard
+        elif self.utterance is not None:
+            self.utterance.take_final(text, now)
+            self.said = f"{self.said} {text}".strip()
+            if self._asked is not None:
+                self._asked.said = f"{self._asked.said} {text}".strip()
+        is_first = owed is not None and not owed.has_come
+        if owed is not None:
+            owed.has_come = True
+        return text, owed.ended_at if owed is not None and is_first else None
+
+    def take_rescue(self, text: str, now: float) -> str:
+        """Take a transcript of the rescue; returns what is said of it."""
+        asked, utterance = self._asked, self.utterance
+        if asked is None or utterance is None:
+            return ""
+        is_now = utterance.ended_at == asked.ended_at
+        rest: str | None = None
+        if asked.owed is None:
+            if is_now and not self.is_missing:
+                return ""
+            asked.owed = Owed("", asked.ended_at)
+            self._owed.append(asked.owed)
+            if is_now and self._doubtful:  # if it was of this utterance, no other one will come
+                asked.owed.has_come = rest_after(text, self._doubtful, alike=ALIKE) is not None
+            if asked.said:
+                rest = rest_after(asked.said, text, alike=0.0 if is_now else ALIKE)
+        asked.owed.text = f"{asked.owed.text} {text}".strip()
+        if is_now:
+            utterance.take_final(text, now)
+        return text if rest is None else rest
+
+    def take_lost(self) -> list[float]:
+        """The ends of speech of the rescued utterances whose transcripts have not come."""
+        lost = [owed.ended_at for owed in self._owed if not owed.has_come]
+        self._owed.clear()
+        return lost
+
+    @property
+    def is_rescued(self) -> bool:
+        """Whether the rescue has answered for the utterance."""
+        asked, utterance = self._asked, self.utterance
+        if asked is None or asked.owed is None or utterance is None:
+            return False
+        return utterance.ended_at == asked.ended_at
+
+    def _without_owed(self, text: str) -> tuple[str, Owed | None]:
+        has_stopped = self.utterance is not None and self.utterance.stopped_at is not None
+        for owed in self._owed:
+            if owed.has_come and has_stopped:  # this one's transcript is due by now
+                continue
+            rest = rest_after(owed.text, text, alike=ALIKE)
+            if rest is not None:
+                return rest, owed
+        return text, None
+
+
+def rest_after(said: str, text: str, *, alike: float) -> str | None:
+    """What a transcript adds to words that were said.
+
+    Args:
+        said: The words, as another recogniser heard them.
+        text: The transcript, which may begin with them.
+        alike: The least ratio (``difflib``) of the words and the beginning of the transcript.
+
+    Returns:
+        The rest; None if it begins otherwise.
+    """
+    pattern = r"\S" if any(is_wide(char) for char in text) else r"\S+"
+    ends = [match.end() for match in re.finditer(pattern, text)]
+    matcher = SequenceMatcher(None, "", _bare(said), autojunk=False)
+    best, end = 0.0, 0
+    for each in ends:
+        matcher.set_seq1(_bare(text[:each]))
+        ratio = matcher.ratio()
+        if ratio > best:
+            best, end = ratio, each
+    return text[end:].strip() if best >= alike and best > 0 else None
+
+
+def _bare(text: str) -> str:
+    return re.sub(r"[^\w\s]", "", text.casefold())
