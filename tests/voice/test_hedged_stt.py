@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from pipecat.frames.frames import InputAudioRawFrame, STTMuteFrame
+from pipecat.frames.frames import InputAudioRawFrame, STTMuteFrame, STTUpdateSettingsFrame
+from pipecat.services.settings import STTSettings
+from pipecat.transcriptions.language import Language
 
 from pipecat_hedge import HedgedSTTService, ProviderStats, TranscriptReport
 from pipecat_hedge.voice.transcript_rescue import ALIKE, rest_after
@@ -191,7 +193,9 @@ async def test_stuck_recogniser_is_replaced_by_a_fresh_one() -> None:
         reports.append(report)
 
     stt.add_event_handler("on_transcript_report", take)
-    heard = await call(lambda _: [], timing=None, stt=stt, utterances=4)
+    french = STTUpdateSettingsFrame(delta=STTSettings(language=Language.FR))
+    heard = await call(lambda _: [], timing=None, stt=stt, utterances=4, first=[french])
+    assert made[1]._settings.language == Language.FR
     assert heard.contexts == ["rescued words", "fresh 0", "fresh 1", "fresh 2"]
     assert len(made) == 2
     assert stt.primary is made[1]

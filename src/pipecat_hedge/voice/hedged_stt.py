@@ -218,7 +218,7 @@ class _Host(FrameProcessor):
         self._asked_at: float | None = None
         self._has_interims = self._was_replaced = False
         self._silences = 0
-        self._start: StartFrame | None = None
+        self._started: list[Frame] = []  # what a fresh primary is to know: start, settings, mute
         self._waiting: asyncio.Task[None] | None = None
         self._deadline, self._closing = TaskScope(), TaskScope()
 
@@ -254,7 +254,7 @@ class _Host(FrameProcessor):
             await self.push_frame(frame, direction)
             return
         if isinstance(frame, StartFrame):
-            self._start = frame
+            self._started.append(frame)
             await self.push_frame(frame, direction)  # a handshake holds up nothing
             await self._rescue.feed(frame)
         elif isinstance(frame, InputAudioRawFrame):
@@ -265,9 +265,11 @@ class _Host(FrameProcessor):
             await self._speech_started(frame)
         elif isinstance(frame, STTMuteFrame):
             self._is_muted = frame.mute
+            self._started.append(frame)
             self._audio.clear()
             self._audio_secs = 0.0
         elif isinstance(frame, STTUpdateSettingsFrame):
+            self._started.append(frame)
             await self._rescue.feed(frame)
         await self._primary.feed(frame)
         if isinstance(frame, VADUserStoppedSpeakingFrame):
@@ -411,18 +413,18 @@ class _Host(FrameProcessor):
         await self._replace(())
 
     async def _replace(self, audio: tuple[InputAudioRawFrame, ...]) -> None:
-        if self._create is None or self._start is None:
+        if self._create is None or not self._started:
             return
         stuck, self._primary = self._primary, _Member(self._create(), self._primary_said)
         logger.warning(f"{self}: {stuck.service} says nothing, a fresh one takes its place")
-        self._was_replaced, self._has_interims = True, False
+        stuck.is_closed, self._was_replaced, self._has_interims = True, True, False
         await self._primary.setup(self.processor_setup)
-        await self._primary.feed(self._start)
+        for frame in self._started:
+            await self._primary.feed(frame)
         if self._is_speaking:
             await self._primary.feed(VADUserStartedSpeakingFrame())
         for frame in audio:
             await self._primary.feed(frame)
-        stuck.is_closed = True
         self._closing.start(stuck.close(), name=f"{self}: closes a stuck recogniser")
 
 
