@@ -262,12 +262,6 @@ class TestBreakers:
                 assert a.open_requests == 0
         assert line.text.startswith("Yes, do come." * 7 + "Late."), "it is first again"
 
-    async def test_all_breakers_open_rotates_the_first_choice(self) -> None:
-        policy = HedgePolicy.fallback(max_attempts=3)
-        line = await asked(racing(*(scripts(DOWN) for _ in "abc"), policy=policy), turns=5 + 30)
-        firsts = [report.attempts[0].provider for report in line.reports[5:]]
-        assert {name: firsts.count(name) for name in "abc"} == dict.fromkeys("abc", 10)
-
     async def test_all_breakers_open_exclude_no_hedge(self) -> None:
         a, b = scripts(*[DOWN] * 6, [Wait(NEVER)]), scripts(*[DOWN] * 6, FINE)
         line = await asked(racing(a, b, policy=HedgePolicy.race(2)), turns=7)

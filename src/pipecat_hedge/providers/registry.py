@@ -82,7 +82,6 @@ class ProviderRegistry:
         self._breaker_settings: OrderedDict[str, CircuitBreakerSettings] = OrderedDict()
         self._changes: deque[BreakerChange] = deque(maxlen=100)
         self._outage = SharedOutage[Permit]()
-        self._panics = 0
         self._shed_at: dict[Tier, float] = {}  # when a turn that sheds asked, by its tier
         self._attempts = OBSERVED_LOSER_INTERVAL
 
@@ -254,15 +253,6 @@ class ProviderRegistry:
         """Drop a claim whose request was not sent."""
         with self.lock:
             self.record(key).breaker.record("dropped", now, is_recovery=True)
-
-    def count_panic_turn(self) -> int:
-        """Return a number that grows with each turn planned while every breaker is open.
-
-        It spreads the first choices of these turns over the providers.
-        """
-        with self.lock:
-            self._panics += 1
-            return self._panics
 
     def take_changes(self) -> tuple[BreakerChange, ...]:
         """Return the breakers' changes since the last call, oldest first."""

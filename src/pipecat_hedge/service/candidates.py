@@ -37,14 +37,14 @@ class Candidates(Generic[A]):
             or None. The turn must release the claim.
         reason: Why no provider may be used; empty if one may.
         last: Those that come last, whatever the planned order, and why; by name.
-        in_panic: Whether every breaker is open, so that ``members`` is the final order.
+        ignores_breakers: Whether the turn is planned as if every breaker were closed.
     """
 
     members: tuple[Member[A], ...]
     recovering: str | None = None
     reason: str = ""
     last: Mapping[str, str] = field(default_factory=dict[str, str])
-    in_panic: bool = False
+    ignores_breakers: bool = False
 
 
 def choose_candidates(
@@ -58,9 +58,8 @@ def choose_candidates(
     """The providers that a turn may use.
 
     Those with a ``Retry-After`` come last. An open breaker puts its provider last, without hedges.
-    One half-open provider gets a recovery request beside a healthy one. If every breaker is open,
-    the turn is planned as if all were closed (panic mode) and the first choices of such turns are
-    spread over the providers. Servers that report that they are down or overloaded come last.
+    One half-open provider gets a recovery request beside a healthy one. If no breaker is closed,
+    the turn is planned as if all were. Servers that say that they are down or overloaded come last.
 
     Args:
         members: The providers in the given order, with their usable instances.
@@ -90,22 +89,19 @@ def choose_candidates(
             f"{m.name} ({s.breaker_reason})" for m, s in zip(members, standings, strict=True)
         )
         return Candidates((), reason=f"all breakers are open: {', '.join(reasons)}")
-    if not closed and not sheds:
-        if tried is not None:
-            stats.drop_recovery(members[tried].key, now)
-        first = stats.count_panic_turn() % len(eligible) if available else 0
-        spread = [*eligible[first:], *eligible[:first]]
-        spread.sort(key=lambda n: is_last_resort(loads[n]))
-        return Candidates(tuple(members[n] for n in [*spread, *later]), in_panic=True)
+    ignores_breakers = not closed and not sheds
+    if ignores_breakers and tried is not None:
+        stats.drop_recovery(members[tried].key, now)
+        recovering = None
     last: dict[str, str] = {}
     for n in by_retry_after:
         if available and retry_after_secs[n]:
             last[members[n].name] = "has sent Retry-After"
         elif is_last_resort(loads[n]):
             last[members[n].name] = why_ineligible(loads[n]) or "is overloaded"
-        elif states[n] != "closed" and n != tried:
+        elif states[n] != "closed" and n != tried and not ignores_breakers:
             last[members[n].name] = f"has an {states[n].replace('_', '-')} breaker"
     found = [
         members[n] for n in [*eligible, *later] if not sheds or states[n] == "closed" or n == tried
     ]
-    return Candidates(tuple(found), recovering, last=last)
+    return Candidates(tuple(found), recovering, last=last, ignores_breakers=ignores_breakers)

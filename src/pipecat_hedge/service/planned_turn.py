@@ -113,7 +113,7 @@ def plan_of(
     standings = stats.standing(keys, spec.work, terms, now)
     found = choose_candidates(given, standings, stats, now, sheds=terms.sheds)
     try:
-        if found.in_panic:
+        if found.ignores_breakers:
             terms = dataclasses.replace(terms, ignores_breakers=True)
             standings = stats.standing(keys, spec.work, terms, now)
         last = {**found.last, **members.last}
@@ -137,9 +137,6 @@ def plan_of(
         raise
     if plan.problem is not None:
         logger.warning(f"policy {policy.name}: {plan.problem}; this turn is not hedged")
-    if found.in_panic:
-        plan.order = tuple(member.name for member in found.members)
-        plan.put_last(last)
     first = given[0].name
     if first in last and plan.order[:1] not in ((), (first,)):
         plan.route_reason = f"{first} {last[first]}"
