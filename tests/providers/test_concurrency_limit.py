@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
+import random
 from collections.abc import Hashable
 from typing import Any, get_args
 
@@ -176,6 +178,30 @@ def test_rejection_cuts_the_limit_by_a_tenth() -> None:
     for _ in range(10):
         it.end("busy", 0.1)
     assert [it.limit(now) for now in (0.1, 5.1, 60.0, 60.1)] == [36, 41, 95, CEILING]
+
+
+def test_rejections_keep_requests_below_what_the_provider_takes() -> None:
+    """It takes 20 at a time; callers want half as many again."""
+    it, rng = Limit(), random.Random(1)
+    ends: list[tuple[float, int]] = []
+    now, sent, rejected = 0.0, 0, 0
+    while now < 300.0:
+        now += rng.expovariate(30.0)
+        while ends and ends[0][0] <= now:
+            at, request = heapq.heappop(ends)
+            it.release(request, "answered", at)
+        if not it.has_room(it.limit(now)):
+            continue
+        request, sent = next(it.numbers), sent + 1
+        it.acquire(request, now, session=sent % MANY)
+        if len(ends) == 20:
+            it.release(request, "busy", now)
+            rejected += 1
+        else:
+            heapq.heappush(ends, (now + rng.uniform(0.5, 1.5), request))
+    print(f"{rejected} of {sent} rejected")
+    assert rejected < 0.05 * sent
+    assert sent - rejected > 0.85 * 20 * 300  # it has hardly less to do
 
 
 def test_callers_keep_two_requests_despite_rejections() -> None:
