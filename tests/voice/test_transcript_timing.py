@@ -20,6 +20,9 @@ from pipecat.turns.user_stop import (
 from pipecat.turns.user_turn_strategies import UserTurnStrategies
 
 from pipecat_hedge import HedgedLLMService, ProviderStats, TranscriptReport, TranscriptTiming
+from pipecat_hedge.fleet.counts import counts_of, fields_of
+from pipecat_hedge.providers.latency import ProviderLatency
+from pipecat_hedge.providers.priors import TRANSCRIPT
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
 from tests.support.recognition import (
     CONSTANT_SECS,
@@ -187,6 +190,22 @@ async def test_next_call_begins_with_what_was_learned() -> None:
     await call(two_finals, timing=fresh(stats), utterances=10)
     found = await call(two_finals, timing=fresh(stats), utterances=10)
     assert found.waits[-1] == pytest.approx(STOP_SECS + 0.25, abs=0.08)
+
+
+@pytest.mark.parametrize("since_first_secs", [0.0, 0.001, 0.2])
+def test_what_other_processes_have_learned_counts(since_first_secs: float) -> None:
+    """Also whether a recogniser sends one transcript."""
+    learned, fresh_one = (ProviderLatency(TRANSCRIPT) for _ in range(2))
+    learned.share()
+    for _ in range(40):
+        learned.record_transcript(0.25, since_first_secs)
+    assert learned.totals is not None
+    fresh_one.inform(counts_of(fields_of(learned.totals)))
+    own, others = learned.transcripts, fresh_one.transcripts
+    assert own is not None
+    assert others is not None
+    assert own.sends_one is others.sends_one is (since_first_secs == 0.0)
+    assert others.p99_secs == pytest.approx(own.p99_secs, rel=0.05)
 
 
 async def test_model_of_a_recogniser_is_learned_apart() -> None:

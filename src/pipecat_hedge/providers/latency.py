@@ -66,6 +66,8 @@ MARGIN = 1.1
 """The largest of 20 times is their p95: the p99 is assumed to be so many times as long."""
 SEVERAL_SHARE = 0.01
 """A recogniser that sends more utterances than this in several transcripts may have more to say."""
+ONE = 3
+"""The first buckets, in which one transcript counts: processes share counts of three buckets each."""
 SILENCES = 2
 """One silence may be a lost packet; after two in a row a provider loses its place."""
 
@@ -318,8 +320,8 @@ class ProviderLatency:
         """
         self._count(ALL, bucket_of(secs), censored=False)
         if since_first_secs is not None:
-            at_once = since_first_secs == 0
-            self._count(SENTENCE, 0 if at_once else max(bucket_of(since_first_secs), 1), False)
+            is_one = since_first_secs == 0
+            self._count(SENTENCE, 0 if is_one else max(bucket_of(since_first_secs), ONE), False)
 
     @property
     def transcripts(self) -> TranscriptTimes | None:
@@ -332,7 +334,9 @@ class ProviderLatency:
         p50, p99 = (end_of(int(total.searchsorted(p * total[-1]))) for p in (0.5, 0.99))
         if not is_enough:
             p99 = MARGIN * end_of(int(np.flatnonzero(came)[-1]))
-        sends_one = ends >= LEAST_UTTERANCES - 0.5 and apart[0] >= (1 - SEVERAL_SHARE) * ends
+        sends_one = (
+            ends >= LEAST_UTTERANCES - 0.5 and apart[:ONE].sum() >= (1 - SEVERAL_SHARE) * ends
+        )
         return TranscriptTimes(p50, p99, bool(sends_one))
 
     def is_silence(self, waited_secs: float, prompt_tokens: int | None) -> bool:
