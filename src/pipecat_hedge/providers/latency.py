@@ -67,7 +67,7 @@ MARGIN = 1.1
 SEVERAL_SHARE = 0.01
 """A recogniser that sends more utterances than this in several transcripts may have more to say."""
 ONE = 3
-"""The first buckets, in which one transcript counts: processes share counts of three buckets each."""
+"""The first buckets, in which one transcript counts: processes share counts of three buckets."""
 SILENCES = 2
 """One silence may be a lost packet; after two in a row a provider loses its place."""
 
