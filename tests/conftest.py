@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import ipaddress
 import os
@@ -66,6 +67,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def _no_leaked_tasks(request: pytest.FixtureRequest) -> None:
     if inspect.iscoroutinefunction(getattr(request.node, "function", None)):
         request.getfixturevalue("_leak_check")
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """A collection of all that is imported takes 0.2 s, and is a wait between two tokens."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

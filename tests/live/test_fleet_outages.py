@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import shlex
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -177,15 +176,6 @@ NOISE_SECS = 0.25
 ANSWERS_SECS = (0.05, 0.4)
 """So far apart that no ten of twelve are below the model's p20, which would be a change of speed:
 what is not shared before one is not counted."""
-
-
-@pytest.fixture
-def uncollected() -> Iterator[None]:
-    """A collection of all that is imported takes 0.2 s, and is a wait between two tokens."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 class Unsure(RedisStore):

@@ -58,6 +58,7 @@ def test_a_slow_spell_of_the_first_provider_is_hardly_noticed() -> None:
     assert slow.asked.get("p1", 0.0) <= 0.15
 
 
+@pytest.mark.usefixtures("uncollected")
 def test_the_losers_of_a_race_are_closed_at_once() -> None:
     result = asyncio.run(race_losers(pace=0.25))
     _show(result)
