@@ -60,7 +60,7 @@ def test_a_slow_spell_of_the_first_provider_is_hardly_noticed() -> None:
 
 @pytest.mark.usefixtures("uncollected")
 def test_the_losers_of_a_race_are_closed_at_once() -> None:
-    result = asyncio.run(race_losers(pace=0.25))
+    result = asyncio.run(race_losers(pace=0.5))
     _show(result)
     assert result.figures("hedged").lost == 0
     assert result.counts[LOSERS_LATE] <= 0.04 * result.figures("hedged").turns
