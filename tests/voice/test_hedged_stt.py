@@ -161,6 +161,16 @@ async def test_rescue_that_fails_changes_nothing() -> None:
     assert lost(heard, range(50)) == []
 
 
+async def test_transcript_dropped_in_doubt_is_said_if_the_rescue_fails() -> None:
+    """The caller says the same again, after an utterance that the first one never sent."""
+    talk = Talk(
+        lambda number: [] if number == 30 else [(0.05, "yes please")],
+        rescue=lambda number: "yes please" if number == 0 else "",
+    )
+    heard = await talk.hold(33)
+    assert " ".join(heard.contexts).count("yes please") == 33
+
+
 async def test_muted_speech_is_not_transcribed() -> None:
     talk = Talk(lambda _: [])
     audio = InputAudioRawFrame(bytes(32_000), 16_000, 1)

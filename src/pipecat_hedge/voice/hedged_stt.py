@@ -218,6 +218,7 @@ class _Host(FrameProcessor):
         self._asked_at: float | None = None
         self._has_interims = self._was_replaced = False
         self._silences = 0
+        self._dropped: TranscriptionFrame | None = None
         self._started: list[Frame] = []  # what a fresh primary is to know: start, settings, mute
         self._waiting: asyncio.Task[None] | None = None
         self._deadline, self._closing = TaskScope(), TaskScope()
@@ -290,6 +291,7 @@ class _Host(FrameProcessor):
 
     async def _speech_started(self, frame: VADUserStartedSpeakingFrame) -> None:
         await self._deadline.close()
+        await self._give_back()
         self._before_secs = BEFORE_SECS + frame.start_secs
         self._is_speaking = True
         was_rescued, before = self._transcripts.is_rescued, self._transcripts.start(_now())
@@ -333,6 +335,8 @@ class _Host(FrameProcessor):
                 return  # until a late interim transcript
             else:
                 await self._ask(now)
+                await asyncio.sleep(SILENCE_SECS)
+                await self._give_back()
 
     async def _ask(self, now: float) -> None:
         """Ask the rescue for the utterance."""
@@ -361,6 +365,7 @@ class _Host(FrameProcessor):
             text = transcripts.take_interim(frame.text, now)
         elif isinstance(frame, TranscriptionFrame):
             text, ended_at = transcripts.take_final(frame.text, now)
+            self._dropped = None if text else frame
             if ended_at is not None:
                 self._learn_secs(now - ended_at)
         else:
@@ -377,6 +382,7 @@ class _Host(FrameProcessor):
         if isinstance(frame, ErrorFrame):
             logger.warning(f"{self}: the rescue {self._rescue.service} failed")
             logger.debug(f"{self}: {frame.error}")
+            await self._give_back()
         elif isinstance(frame, TranscriptionFrame) and frame.text.strip():
             now, is_silent = _now(), self._transcripts.is_silent
             if self._asked_at is not None and not self._transcripts.is_rescued:
@@ -391,6 +397,12 @@ class _Host(FrameProcessor):
             frame, (InterimTranscriptionFrame, TranscriptionFrame, STTMetadataFrame)
         ):
             await self.push_frame(frame, direction)
+
+    async def _give_back(self) -> None:
+        """Say what was dropped in doubt: the rescue has not answered."""
+        if (text := self._transcripts.give_back(_now())) and self._dropped is not None:
+            self._dropped.text = text
+            await self.push_frame(self._dropped)
 
     def _learn_secs(self, secs: float | None) -> None:
         if secs is not None and secs >= 0:

@@ -192,6 +192,14 @@ class TranscriptRescue:
             utterance.take_final(text, now)
         return text if rest is None else rest
 
+    def give_back(self, now: float) -> str:
+        """What was dropped as another utterance's, if the rescue has not answered for this one."""
+        text, self._doubtful = self._doubtful, ""
+        if not text or not self.is_missing or self.utterance is None:
+            return ""
+        self.utterance.take_final(text, now)
+        return text
+
     def take_lost(self) -> list[float]:
         """The ends of speech of the rescued utterances whose transcripts have not come."""
         lost = [owed.ended_at for owed in self._owed if not owed.has_come]
