@@ -7,6 +7,7 @@ passes by the primary, so that one that does not read its socket holds up nothin
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -51,8 +52,6 @@ SILENCE_SECS = 3.0
 """The latest deadline, as ``silence_secs`` of ``HedgePolicy``; Pipecat ends a turn after 5 s."""
 GRACE_SECS = 0.05
 """Most transcripts of a recogniser come at nearly the same time: the deadline lies behind them."""
-STUCK_SECS = 3.0
-"""Speech without a message of a recogniser that has sent interim transcripts before."""
 END_SECS = 2.0
 """How long the end of a call waits for a recogniser's last transcripts."""
 MOST_FED = 10_000
@@ -153,16 +152,38 @@ class _Member:
         self._say = say
         self._fed: OrderedDict[int, None] = OrderedDict()
         self._ended = asyncio.Event()
+        self._opening = TaskScope()
+        self._backlog: deque[Frame] | None = deque()  # until it is set up
         self._line = Pipeline(
             [service],
             source=PipelineSource(self._pushed, name=f"{service}::Source"),
             sink=PipelineSink(self._pushed, name=f"{service}::Sink"),
         )
 
-    async def setup(self, setup: FrameProcessorSetup) -> None:
-        await self._line.setup(setup)
+    def open(self, setup: FrameProcessorSetup) -> None:
+        """Set it up beside the call: its handshake may take long, or hang."""
+        mine = copy.copy(setup)
+        mine.observer = None  # it would see the caller twice
+        self._opening.start(self._open(mine), name=f"opens {self.service}")
+
+    async def _open(self, setup: FrameProcessorSetup) -> None:
+        try:
+            await self._line.setup(setup)
+        except Exception as e:
+            error = ErrorFrame(f"set-up failed: {e}", exception=e, processor=self.service)
+            await self._say(error, FrameDirection.UPSTREAM)
+            return
+        while self._backlog:
+            await self._feed(self._backlog.popleft())
+        self._backlog = None
 
     async def feed(self, frame: Frame) -> None:
+        if self._backlog is None:
+            await self._feed(frame)
+        elif len(self._backlog) < MOST_FED:
+            self._backlog.append(frame)
+
+    async def _feed(self, frame: Frame) -> None:
         if not isinstance(frame, (STTMuteFrame, STTUpdateSettingsFrame)):  # they are not forwarded
             self._fed[frame.id] = None
             if len(self._fed) > MOST_FED:
@@ -171,6 +192,8 @@ class _Member:
 
     async def end(self, frame: Frame) -> None:
         """End it, and wait for its last transcripts."""
+        if self._backlog is not None:
+            return
         with suppress(TimeoutError):
             async with asyncio.timeout(END_SECS):
                 await self.feed(frame)
@@ -179,6 +202,7 @@ class _Member:
     async def close(self) -> None:
         """Release its resources, whatever it is at."""
         self.is_closed = True
+        await self._opening.close()
         await self._line.cleanup()
 
     async def _pushed(self, frame: Frame, direction: FrameDirection) -> None:
@@ -237,7 +261,8 @@ class _Host(FrameProcessor):
 
     async def setup(self, setup: FrameProcessorSetup) -> None:
         await super().setup(setup)
-        await asyncio.gather(self._primary.setup(setup), self._rescue.setup(setup))
+        self._primary.open(setup)
+        self._rescue.open(setup)
 
     async def cleanup(self) -> None:
         await self._deadline.close()
@@ -415,14 +440,15 @@ class _Host(FrameProcessor):
 
     async def _watch(self) -> None:
         """Replace a primary that has sent nothing for long, although the caller speaks."""
-        since = max(self._transcripts.heard_at, self._transcripts.began_at)
-        if self._is_speaking and self._has_interims and _now() - since > STUCK_SECS:
+        if self._has_interims and self._transcripts.is_stuck(_now()):
+            self._transcripts.repeat()
             await self._replace(tuple(self._audio)[:-1])
 
     async def _primary_was_silent(self) -> None:
         """The rescue has heard words of which the primary has said nothing."""
         self._silences += 1
-        await self._replace(())
+        answered = {frame.id for frame in self._spoken}
+        await self._replace(tuple(frame for frame in self._audio if frame.id not in answered))
 
     async def _replace(self, audio: tuple[InputAudioRawFrame, ...]) -> None:
         if self._create is None or not self._started:
@@ -430,7 +456,7 @@ class _Host(FrameProcessor):
         stuck, self._primary = self._primary, _Member(self._create(), self._primary_said)
         logger.warning(f"{self}: {stuck.service} says nothing, a fresh one takes its place")
         stuck.is_closed, self._was_replaced, self._has_interims = True, True, False
-        await self._primary.setup(self.processor_setup)
+        self._primary.open(self.processor_setup)
         for frame in self._started:
             await self._primary.feed(frame)
         if self._is_speaking:

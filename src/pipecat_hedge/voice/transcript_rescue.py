@@ -23,6 +23,14 @@ from pipecat_hedge.voice.utterance import Utterance
 ALIKE = 0.75
 """From this ratio on (``difflib``), two transcripts are of the same words. A new utterance that is
 taken for the one before is rescued in its turn; one that is not would be said twice."""
+STUCK_SECS = 3.0
+"""Speech without a message, from which on a recogniser is stuck. With a learned second instead, the
+one utterance in which it gets stuck is waited for 0.25 instead of 0.72 s, if it lasts 1 to 3 s
+(``pytest -s tests/voice/test_stuck_recogniser.py -k gets_stuck``); and each noise of a second, of
+which there is nothing to say, costs a connection."""
+STUCK_TIMES = 1.5
+"""This many times the longest speech without a message that one has ended is needed, too: some
+recognisers say little."""
 OWED = 4
 """Rescued utterances whose transcripts the primary may still send."""
 
@@ -72,10 +80,11 @@ class TranscriptRescue:
     def __init__(self) -> None:
         self.utterance: Utterance | None = None
         self.said = self._doubtful = ""
+        self._known = self._again = ""
         self.is_asked = False
         self.heard_at = self.began_at = float("-inf")
         self.dropped = 0
-        self._deadline_secs = 0.0
+        self._deadline_secs = self._longest_secs = 0.0
         self._asked: Asked | None = None
         self._owed: deque[Owed] = deque(maxlen=OWED)
 
@@ -86,6 +95,7 @@ class TranscriptRescue:
         before, self.utterance = self.utterance, Utterance()
         self._owed = deque((owed for owed in self._owed if not owed.has_come), OWED)
         self.said, self.is_asked, self._doubtful = "", False, ""
+        self._known = self._again = ""
         self.began_at, self.dropped = now, 0
         return before
 
@@ -105,6 +115,32 @@ class TranscriptRescue:
     def is_silent(self) -> bool:
         """Whether the primary has sent nothing since the caller began to speak."""
         return self.heard_at < self.began_at
+
+    # ---- a stuck primary
+
+    def is_stuck(self, now: float) -> bool:
+        """Whether the primary has sent nothing for long, although the caller speaks."""
+        return self._silence_secs(now) > max(STUCK_SECS, STUCK_TIMES * self._longest_secs)
+
+    def repeat(self) -> None:
+        """A fresh primary hears the utterance from its beginning: nothing of it is said twice."""
+        self._known, self._again = self.said, ""
+
+    def _silence_secs(self, now: float) -> float:
+        if self.utterance is None or self.utterance.ended_at is not None:
+            return 0.0
+        return now - max(self.heard_at, self.began_at)
+
+    def _heard(self, now: float) -> None:
+        self._longest_secs = max(self._longest_secs, self._silence_secs(now))
+        self.heard_at = now
+
+    def _without_known(self, text: str) -> str:
+        heard = f"{self._again} {text}"
+        if not self._known or len(_bare(heard)) < len(_bare(self._known)):
+            return "" if self._known else text
+        rest = rest_after(self._known, heard, alike=0.0)
+        return text if rest is None else rest
 
     # ---- the deadline
 
@@ -137,10 +173,10 @@ class TranscriptRescue:
 
     def take_interim(self, text: str, now: float) -> str:
         """Take an interim transcript of the primary; returns what is passed on of it."""
-        self.heard_at = now
+        self._heard(now)
         if self.is_rescued:
             return ""
-        text = self._without_owed(text)[0]
+        text = self._without_owed(self._without_known(text))[0]
         if text and self.utterance is not None:
             self.utterance.take_interim(text)
         return text
@@ -151,7 +187,14 @@ class TranscriptRescue:
         Returns:
             What is said of it; and if it is the first of a rescued utterance, the end of speech.
         """
-        self.heard_at, heard = now, text
+        self._heard(now)
+        heard = text
+        if self._known and self.utterance is not None and not self.is_rescued:
+            text, self._again = self._without_known(text), f"{self._again} {text}"
+            if not text:
+                self.utterance.take_final(heard, now)
+                return "", None
+            self._known = ""
         owed = self._asked.owed if self._asked and self.is_rescued else None
         if owed is not None:
             text = ""
