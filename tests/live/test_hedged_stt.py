@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from pipecat.audio.vad.silero import SileroVADAnalyzer
 from pipecat.audio.vad.vad_analyzer import VADParams
 from pipecat.frames.frames import InputAudioRawFrame, TranscriptionFrame
 from pipecat.processors.audio.vad_processor import VADProcessor
+from pipecat.services.stt_service import STTService
 
 from pipecat_hedge import HedgedSTTService, ProviderStats, TranscriptReport
 from pipecat_hedge.tools.replay import read_samples
@@ -41,22 +43,25 @@ pytestmark = [
 
 RATE = 16_000
 CHUNK = RATE // 50
+Samples = npt.NDArray[np.int16]
 FAULTS = ["silent", "never_final", "half_open", "stops_reading", "1008", "cut"]
 
 
 class Phone(Line):
     """A caller, Silero's VAD and a recogniser, in real time."""
 
-    def __init__(self, stt: HedgedSTTService):
+    def __init__(self, stt: HedgedSTTService | STTService):
         vad = VADProcessor(vad_analyzer=SileroVADAnalyzer(params=VADParams(stop_secs=0.2)))
-        super().__init__(stt.primary, before=[vad], nested=stt)
+        service = stt.primary if isinstance(stt, HedgedSTTService) else stt
+        super().__init__(service, before=[vad], nested=stt)
 
     async def speak(self, text: str, then_secs: float) -> None:
+        await self.play(read_samples(RECORDINGS[text], RATE), then_secs)
+
+    async def play(self, samples: Samples, then_secs: float) -> None:
         noise = np.random.default_rng(1).integers(-8, 9, round((then_secs + 0.6) * RATE))
         noise = noise.astype(np.int16)
-        sound = np.concatenate(
-            [noise[: RATE * 6 // 10], read_samples(RECORDINGS[text], RATE), noise]
-        )
+        sound = np.concatenate([noise[: RATE * 6 // 10], samples, noise])
         due_at = asyncio.get_running_loop().time()
         for at in range(0, len(sound) - CHUNK, CHUNK):
             await self.send(InputAudioRawFrame(sound[at : at + CHUNK].tobytes(), RATE, 1))
