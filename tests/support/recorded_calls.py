@@ -65,7 +65,7 @@ class Said:
             [(begin / rate, end / rate) for begin, end in recording.pauses],
         )
 
-    def paused(self) -> Said:
+    def paused(self, secs: float = PAUSE_SECS) -> Said:
         """The same with a pause where the middle half of the speech is quietest."""
         spoken = self.ends_secs - self.begins_secs
         frame = RATE // 50
@@ -77,10 +77,10 @@ class Said:
             for n in range(first, last)
         ]
         at = (first + int(np.argmin(loudness))) * frame
-        quiet = np.zeros(round(PAUSE_SECS * RATE), np.int16)
+        quiet = np.zeros(round(secs * RATE), np.int16)
         samples = np.concatenate([self.samples[:at], quiet, self.samples[at:]])
-        pause = (at / RATE, at / RATE + PAUSE_SECS)
-        return Said(self.words, samples, self.begins_secs, self.ends_secs + PAUSE_SECS, [pause])
+        pause = (at / RATE, at / RATE + secs)
+        return Said(self.words, samples, self.begins_secs, self.ends_secs + secs, [pause])
 
     def recognised(self, until: float) -> int:
         """How many words have ended by a time, if they are spread evenly over the speech."""
