@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 import numpy as np
@@ -44,13 +45,13 @@ WORDS = " ".join([DELIVER, *LONG, SUNDAY, PARKING, "thank you goodbye"]).split()
 BACK_SECS = 8.0
 
 
-def long_sentence() -> Samples:
-    """Three recordings with no pause that a VAD would notice."""
+def joined(texts: Sequence[str], gap_secs: float = 0.05) -> Samples:
+    """Recordings with no pause that a VAD would notice."""
     parts: list[Samples] = []
-    for text in LONG:
+    for text in texts:
         recording = RECORDINGS[text]
         speech = slice(recording.speech_begins_sample, recording.speech_ends_sample)
-        parts += [read_samples(recording, RATE)[speech], np.zeros(RATE // 20, np.int16)]
+        parts += [read_samples(recording, RATE)[speech], np.zeros(round(gap_secs * RATE), np.int16)]
     return np.concatenate(parts)
 
 
@@ -68,7 +69,7 @@ async def hold(kind: str, fault: str) -> list[str]:
             await stack.enter_async_context(phone)
             await phone.speak(DELIVER, 0.8)
             first.set_conditions(fault=fault, delay=BACK_SECS)
-            speaking = asyncio.create_task(phone.play(long_sentence(), 1.5))
+            speaking = asyncio.create_task(phone.play(joined(LONG), 1.5))
             await first.ledger.wait_until(
                 lambda ledger: any(entry.fault == fault for entry in ledger.open), 10
             )

@@ -3,69 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from types import SimpleNamespace
-from typing import Any
-from unittest.mock import patch
 
 import pytest
 from pipecat.processors.frame_processor import FrameProcessorSetup
-from pipecat.services.stt_service import STTService
-from pipecat.turns.user_start import VADUserTurnStartStrategy
-from pipecat.turns.user_stop import turn_analyzer_user_turn_stop_strategy
-from pipecat.turns.user_turn_strategies import UserTurnStrategies
 
-from pipecat_hedge import HedgedSTTService, ProviderStats, TranscriptReport
-from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
-from tests.support.call import Event, PhoneCall
-from tests.support.hearing import WORDS, HearingRescue, HearingSTT, speech
-from tests.support.recognition import analyzed
+from tests.support.hearing import HearingRescue, HearingSTT, Talk, speech, words
 
 pytestmark = pytest.mark.virtual_time
-
-
-class Talk:
-    """A call with recognisers that hear words.
-
-    Attributes:
-        made: The primary recognisers, in their order.
-        rescue: The second recogniser.
-        reports: Of each utterance.
-        waits: From the end of speech to the model, in seconds.
-    """
-
-    def __init__(self, make: Callable[[int], HearingSTT], rescue: STTService | None = None):
-        self.made: list[HearingSTT] = []
-        self.rescue: Any = rescue or HearingRescue()
-        self._make = make
-        self.reports: list[TranscriptReport] = []
-        self.waits: list[float] = []
-
-    def _create(self) -> HearingSTT:
-        self.made.append(self._make(len(self.made)))
-        return self.made[-1]
-
-    async def _take(self, _: object, report: TranscriptReport) -> None:
-        self.reports.append(report)
-
-    async def hold(self, *events: Event) -> list[str]:
-        """Hold the call; returns the words in the conversation."""
-        stt = HedgedSTTService(self._create, self.rescue, stats=ProviderStats())
-        stt.add_event_handler("on_transcript_report", self._take)
-        llm = ScriptedLLMService([Wait(0.1), Say("Yes.")])
-        strategies = UserTurnStrategies(start=[VADUserTurnStartStrategy()], stop=[analyzed()])
-        clock = SimpleNamespace(time=lambda: asyncio.get_running_loop().time())
-        with patch.object(turn_analyzer_user_turn_stop_strategy, "time", clock):
-            async with PhoneCall(llm, strategies=strategies, before=[stt]) as phone:
-                await phone.play(*events)
-                users = [m for m in phone.messages if m["role"] == "user"]
-                contexts: list[str] = [m["content"] for m in users]
-                self.waits = [turn.context_secs for turn in phone.turns if turn.context_secs]
-        return " ".join(contexts).split()
-
-
-def words(numbers: Sequence[int]) -> list[str]:
-    return [WORDS[number] for number in numbers]
 
 
 async def test_words_said_before_it_was_stuck_are_not_said_twice() -> None:

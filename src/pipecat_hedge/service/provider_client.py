@@ -16,6 +16,7 @@ from pipecat.adapters.llm.base_llm_adapter import LLMContextConversionError
 from pipecat.frames.frames import ErrorFrame
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.services.llm_service import LLMService
+from pipecat.services.stt_service import STTService
 from pipecat.utils.errors import (
     ErrorCategory,
     classify_http_exception,
@@ -243,6 +244,18 @@ def switch_off_hidden_retries(service: LLMService[Any], *, is_alone: bool = Fals
     return retries
 
 
+def bound_requests(service: STTService, secs: float) -> None:
+    """Make the SDK of a recogniser that sends segments fail within ``secs``, without retries.
+
+    Args:
+        service: The recogniser; one with another client is left as it is.
+        secs: The timeout of a request, in seconds.
+    """
+    client = getattr(service, "_client", None)
+    if hasattr(client, "with_options") and hasattr(client, "max_retries"):
+        service._client = client.with_options(max_retries=0, timeout=secs)  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+
+
 def dialect_of(
     service: LLMService[Any], provider: str, *, has_short_ids: bool | None = None
 ) -> Dialect:
@@ -356,7 +369,7 @@ def _connection_pools(client: Any) -> list[Any]:
     return [pool for pool in pools if pool is not None]
 
 
-def http_client(service: LLMService[Any]) -> Any:
+def http_client(service: LLMService[Any] | STTService) -> Any:
     """A service's httpx client; None if it uses another kind, or hides it.
 
     The SDKs of OpenAI and Anthropic keep it in ``_client``, which services may share. Google's has

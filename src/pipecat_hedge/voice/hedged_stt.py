@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,7 +32,7 @@ from pipecat.frames.frames import (
 )
 from pipecat.pipeline.pipeline import Pipeline, PipelineSink, PipelineSource
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor, FrameProcessorSetup
-from pipecat.services.stt_service import STTService
+from pipecat.services.stt_service import SegmentedSTTService, STTService
 
 from pipecat_hedge.policy.arguments import require, require_number
 from pipecat_hedge.policy.budget_accounts import BudgetAccounts
@@ -41,6 +42,7 @@ from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.events import InFlight, Waiting
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
+from pipecat_hedge.voice.rescue_requests import RescueRequests
 from pipecat_hedge.voice.transcript_rescue import TranscriptRescue
 from pipecat_hedge.voice.transcript_timing import KIND, TranscriptTiming, model_of, name_of
 
@@ -52,6 +54,11 @@ SILENCE_SECS = 3.0
 """The latest deadline, as ``silence_secs`` of ``HedgePolicy``; Pipecat ends a turn after 5 s."""
 GRACE_SECS = 0.05
 """Most transcripts of a recogniser come at nearly the same time: the deadline lies behind them."""
+AFTER_SECS = 1.0
+"""Silence that a rescue that streams hears after an utterance: some find its end by that alone."""
+HOLD_SECS = 0.5
+"""A rescue that streams may send several transcripts: they are said so long after its last message,
+or when one is marked as final."""
 END_SECS = 2.0
 """How long the end of a call waits for a recogniser's last transcripts."""
 MOST_FED = 10_000
@@ -233,19 +240,22 @@ class _Host(FrameProcessor):
         self._backend = Backend(name_of(primary.name), model_of(primary), measures=KIND)
         spare = f"{name_of(rescue.name)} (rescue)"
         self._spare = Backend(spare, model_of(rescue), measures=KIND)
+        self._requests = RescueRequests(rescue, self._spare, stats)
+        self._held: list[TranscriptionFrame] = []
         self._accounts = BudgetAccounts()
         self._transcripts = TranscriptRescue()
         self._audio: deque[InputAudioRawFrame] = deque()
         self._spoken: tuple[InputAudioRawFrame, ...] = ()
         self._audio_secs, self._before_secs = 0.0, BEFORE_SECS
         self._is_speaking = self._is_muted = False
-        self._asked_at: float | None = None
         self._has_interims = self._was_replaced = False
         self._silences = 0
         self._dropped: TranscriptionFrame | None = None
         self._started: list[Frame] = []  # what a fresh primary is to know: start, settings, mute
+        self._say_at = 0.0
+        self._saying: asyncio.Task[None] | None = None
         self._waiting: asyncio.Task[None] | None = None
-        self._deadline, self._closing = TaskScope(), TaskScope()
+        self._deadline, self._holding, self._closing = TaskScope(), TaskScope(), TaskScope()
 
     @property
     def primary(self) -> STTService:
@@ -263,9 +273,12 @@ class _Host(FrameProcessor):
         await super().setup(setup)
         self._primary.open(setup)
         self._rescue.open(setup)
+        self._requests.open()
 
     async def cleanup(self) -> None:
         await self._deadline.close()
+        await self._holding.close()
+        self._requests.close()
         for ended_at in self._transcripts.take_lost():
             self._learn(ended_at, censored=True)
         await self._closing.join()
@@ -277,6 +290,7 @@ class _Host(FrameProcessor):
         if isinstance(frame, (EndFrame, CancelFrame)):
             await self._deadline.close()
             await asyncio.gather(self._primary.end(frame), self._rescue.end(frame))
+            await self._say_held()
             await self.push_frame(frame, direction)
             return
         if isinstance(frame, StartFrame):
@@ -316,13 +330,13 @@ class _Host(FrameProcessor):
 
     async def _speech_started(self, frame: VADUserStartedSpeakingFrame) -> None:
         await self._deadline.close()
+        await self._say_held()
         await self._give_back()
         self._before_secs = BEFORE_SECS + frame.start_secs
         self._is_speaking = True
         was_rescued, before = self._transcripts.is_rescued, self._transcripts.start(_now())
         if before is not None and not was_rescued and not self._is_turn_based:
             self._learn_secs(before.transcript_secs)
-        self._asked_at = None
 
     async def _speech_stopped(self, frame: VADUserStoppedSpeakingFrame) -> None:
         self._is_speaking, self._spoken = False, tuple(self._audio)
@@ -358,28 +372,41 @@ class _Host(FrameProcessor):
                 await asyncio.sleep(due_at - now)
             elif not transcripts.is_missing:
                 return  # until a late interim transcript
-            else:
-                await self._ask(now)
+            elif await self._ask(now):
                 await asyncio.sleep(SILENCE_SECS)
                 await self._give_back()
+            else:
+                await self._give_back()
+                return
 
-    async def _ask(self, now: float) -> None:
-        """Ask the rescue for the utterance."""
+    async def _ask(self, now: float) -> bool:
+        """Ask the rescue for the utterance; returns whether it was asked."""
         transcripts = self._transcripts
         utterance = transcripts.utterance
         ended_at = now if utterance is None or utterance.ended_at is None else utterance.ended_at
         is_free = transcripts.is_silent and self._silences > 0
         is_free = is_free or now - ended_at >= SILENCE_SECS
+        if not self._requests.is_eligible(now):
+            return False
         if not is_free and not self._accounts.claim(self._budget, 1.0, now):
             await asyncio.sleep(ended_at + SILENCE_SECS - now)
             if not transcripts.is_missing:
-                return
+                return False
+        if not self._requests.begin(_now()):
+            return False
         transcripts.ask()
-        self._asked_at = _now()
         await self._rescue.feed(VADUserStartedSpeakingFrame())
         for frame in self._spoken:
             await self._rescue.feed(frame)
         await self._rescue.feed(VADUserStoppedSpeakingFrame())
+        if self._spoken and not isinstance(self._rescue.service, SegmentedSTTService):
+            last = self._spoken[-1]
+            for _ in range(math.ceil(AFTER_SECS / _secs(last))):
+                silence = bytes(len(last.audio))
+                await self._rescue.feed(
+                    InputAudioRawFrame(silence, last.sample_rate, last.num_channels)
+                )
+        return True
 
     # ---- what recognisers say
 
@@ -407,21 +434,43 @@ class _Host(FrameProcessor):
         if isinstance(frame, ErrorFrame):
             logger.warning(f"{self}: the rescue {self._rescue.service} failed")
             logger.debug(f"{self}: {frame.error}")
-            await self._give_back()
-        elif isinstance(frame, TranscriptionFrame) and frame.text.strip():
-            now, is_silent = _now(), self._transcripts.is_silent
-            if self._asked_at is not None and not self._transcripts.is_rescued:
-                self._stats.record_wait(self._spare, now - self._asked_at, None)
-            frame.text = self._transcripts.take_rescue(frame.text, now)
-            if frame.text:
-                frame.finalized = True
-                await self.push_frame(frame, direction)
-                if is_silent:
-                    await self._primary_was_silent()
-        elif not isinstance(
-            frame, (InterimTranscriptionFrame, TranscriptionFrame, STTMetadataFrame)
-        ):
+            if self._requests.failed(frame):
+                await self._give_back()
+        elif isinstance(frame, (TranscriptionFrame, InterimTranscriptionFrame)):
+            if isinstance(frame, TranscriptionFrame) and frame.text.strip():
+                self._held.append(frame)
+            if self._held and self._held[-1].finalized:
+                await self._say_held()
+            elif self._held:
+                self._say_at = _now() + HOLD_SECS
+                if self._saying is None or self._saying.done():
+                    name = f"{self}: waits for the rest"
+                    self._saying = self._holding.start(self._say_held_later(), name=name)
+        elif not isinstance(frame, STTMetadataFrame):
             await self.push_frame(frame, direction)
+
+    async def _say_held_later(self) -> None:
+        while self._held:
+            if (secs := self._say_at - _now()) > 0:
+                await asyncio.sleep(secs)
+            else:
+                await self._say_held()
+
+    async def _say_held(self) -> None:
+        """Say what the rescue has heard: all of it, so that no turn ends in between."""
+        held, self._held = self._held, []
+        if not held:
+            return
+        frame, is_silent = held[-1], self._transcripts.is_silent
+        if (secs := self._requests.answered()) is not None:
+            self._stats.record_wait(self._spare, secs, None)
+        text = " ".join(each.text.strip() for each in held)
+        frame.text = self._transcripts.take_rescue(text, _now())
+        if frame.text:
+            frame.finalized = True
+            await self.push_frame(frame)
+            if is_silent:
+                await self._primary_was_silent()
 
     async def _give_back(self) -> None:
         """Say what was dropped in doubt: the rescue has not answered."""
