@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -71,6 +71,7 @@ class HearingSTT(STTService):
 
     Attributes:
         says: The number of words after which it says nothing more.
+        silent: Numbers of words at which it says nothing, and later does.
         every: The number of words from which on it sends an interim transcript.
         finals: The number of words from which on it sends a final transcript in mid-speech.
         marks: Whether the VAD's stop ends an utterance, and its last transcript is marked as final;
@@ -83,6 +84,7 @@ class HearingSTT(STTService):
         self,
         *,
         says: int = 1000,
+        silent: Container[int] = (),
         every: int = 1,
         finals: int = 1000,
         marks: bool = True,
@@ -91,7 +93,7 @@ class HearingSTT(STTService):
     ):
         settings = STTSettings(model="hearing", language=None)
         super().__init__(settings=settings, ttfs_p99_latency=1.0, **kwargs)
-        self.says, self.every, self.finals = says, every, finals
+        self.says, self.silent, self.every, self.finals = says, silent, every, finals
         self.marks, self.late_secs = marks, late_secs
         self.heard: list[str] = []
         self._pending: list[str] = []
@@ -103,7 +105,7 @@ class HearingSTT(STTService):
                 continue
             self.heard.append(word)
             self._pending.append(word)
-            if self.is_stuck:
+            if self.is_stuck or len(self.heard) in self.silent:
                 continue
             if len(self._pending) >= self.finals:
                 yield self._final()
@@ -178,10 +180,11 @@ class Talk:
         rescue: STTService | None = None,
         *,
         stats: ProviderStats | None = None,
+        is_kept: bool = False,
     ):
         self.made: list[HearingSTT] = []
         self.rescue: Any = rescue or HearingRescue()
-        self._make, self._stats = make, stats or ProviderStats()
+        self._make, self._stats, self._is_kept = make, stats or ProviderStats(), is_kept
         self.reports: list[TranscriptReport] = []
         self.waits: list[float] = []
         self.contexts: list[str] = []
@@ -195,7 +198,8 @@ class Talk:
 
     async def hold(self, *events: Event) -> list[str]:
         """Hold the call; returns the words in the conversation."""
-        stt = HedgedSTTService(self._create, self.rescue, stats=self._stats)
+        primary = self._create() if self._is_kept else self._create
+        stt = HedgedSTTService(primary, self.rescue, stats=self._stats)
         stt.add_event_handler("on_transcript_report", self._take)
         llm = ScriptedLLMService([Wait(0.1), Say("Yes.")])
         strategies = UserTurnStrategies(start=[VADUserTurnStartStrategy()], stop=[analyzed()])

@@ -21,6 +21,15 @@ async def test_words_said_before_it_was_stuck_are_not_said_twice() -> None:
     assert talk.rescue.heard == []
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_recogniser_that_goes_on_after_a_silence_loses_no_word(is_kept: bool) -> None:
+    """After 4.8 s; one that cannot be replaced has not been."""
+    talk = Talk(lambda _: HearingSTT(finals=10, silent=range(14, 30)), is_kept=is_kept)
+    said = await talk.hold(*speech(range(36)))
+    assert said == words(range(36))
+    assert len(talk.made) == (1 if is_kept else 2)
+
+
 async def test_next_utterance_is_heard_from_its_beginning() -> None:
     """The caller speaks again before the rescue has shown that the first one is stuck."""
     talk = Talk(lambda number: HearingSTT(says=0 if number == 0 else 1000), HearingRescue(secs=1.5))

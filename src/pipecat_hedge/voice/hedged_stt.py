@@ -12,6 +12,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from loguru import logger
@@ -402,10 +403,7 @@ class _Host(FrameProcessor):
         if self._spoken and not isinstance(self._rescue.service, SegmentedSTTService):
             last = self._spoken[-1]
             for _ in range(math.ceil(AFTER_SECS / _secs(last))):
-                silence = bytes(len(last.audio))
-                await self._rescue.feed(
-                    InputAudioRawFrame(silence, last.sample_rate, last.num_channels)
-                )
+                await self._rescue.feed(replace(last, audio=bytes(len(last.audio))))
         return True
 
     # ---- what recognisers say
@@ -489,7 +487,8 @@ class _Host(FrameProcessor):
 
     async def _watch(self) -> None:
         """Replace a primary that has sent nothing for long, although the caller speaks."""
-        if self._has_interims and self._transcripts.is_stuck(_now()):
+        can_replace = self._create is not None and self._has_interims
+        if can_replace and self._transcripts.is_stuck(_now()):
             self._transcripts.repeat()
             await self._replace(tuple(self._audio)[:-1])
 
