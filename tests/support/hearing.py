@@ -21,7 +21,6 @@ from pipecat.frames.frames import (
 from pipecat.processors.frame_processor import FrameDirection
 from pipecat.services.settings import STTSettings
 from pipecat.services.stt_service import SegmentedSTTService, STTService
-from pipecat.turns.user_start import VADUserTurnStartStrategy
 from pipecat.turns.user_stop import turn_analyzer_user_turn_stop_strategy
 from pipecat.turns.user_turn_strategies import UserTurnStrategies
 
@@ -202,7 +201,7 @@ class Talk:
         stt = HedgedSTTService(primary, self.rescue, stats=self._stats)
         stt.add_event_handler("on_transcript_report", self._take)
         llm = ScriptedLLMService([Wait(0.1), Say("Yes.")])
-        strategies = UserTurnStrategies(start=[VADUserTurnStartStrategy()], stop=[analyzed()])
+        strategies = UserTurnStrategies(stop=[analyzed()])  # late words begin a turn
         clock = SimpleNamespace(time=lambda: asyncio.get_running_loop().time())
         with patch.object(turn_analyzer_user_turn_stop_strategy, "time", clock):
             async with PhoneCall(llm, strategies=strategies, before=[stt]) as phone:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from pipecat_hedge import ProviderStats
@@ -9,6 +11,8 @@ from tests.support.call import Event
 from tests.support.hearing import HearingRescue, HearingSTT, Talk, speech, words
 
 pytestmark = pytest.mark.virtual_time
+
+LATE = (0.05, 0.05, 0.3)
 
 
 def utterances(count: int, size: int = 5, then_secs: float = 6.0) -> list[Event]:
@@ -48,3 +52,39 @@ async def test_rescue_that_fails_is_asked_again_when_it_may_have_recovered() -> 
     assert 5 + 60 * 0.8 / 10 - 1 <= missed <= 5 + 60 / 10 + 1
     assert len(rescue.heard) == 24 - (missed - 5)
     assert said == words(range(5 * missed, 120))
+
+
+async def test_late_transcript_with_the_next_word_loses_none() -> None:
+    """The caller speaks again, as the VAD has not noticed yet."""
+    talk = Talk(lambda _: HearingSTT(late_secs=1.5), HearingRescue(secs=0.8), is_kept=True)
+    said = await talk.hold(*speech(range(6), then_secs=1.6), *speech(range(6, 10)))
+    assert said == words(range(10))
+
+
+async def test_answer_of_the_rescue_that_comes_after_the_late_transcript_is_not_said() -> None:
+    """That one is merged with the next utterance."""
+    talk = Talk(lambda _: HearingSTT(late_secs=1.5), HearingRescue(secs=1.3), is_kept=True)
+    said = await talk.hold(*speech(range(2), then_secs=0.9), *speech(range(2, 8)))
+    assert said == words(range(8))
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_each_word_is_said_once(seed: int) -> None:
+    """Recognisers get stuck at any word, and each fresh one, too."""
+    rng = random.Random(seed)
+
+    def make(_: int) -> HearingSTT:
+        says = rng.randint(0, 60) if rng.random() < 0.6 else 1000
+        return HearingSTT(says=says, finals=rng.choice([6, 10, 1000]), late_secs=rng.choice(LATE))
+
+    streaming = HearingSTT(finals=rng.choice([4, 1000]), marks=rng.random() < 0.5)
+    segmented = HearingRescue(secs=rng.uniform(0.1, 1.5))
+    talk = Talk(make, rng.choice([streaming, segmented]), is_kept=rng.random() < 0.3)
+    events: list[Event] = []
+    number = 0
+    for _ in range(rng.randint(3, 7)):
+        last = number + rng.choice([2, 4, 6, 10, 20])
+        events += speech(range(number, last), then_secs=rng.uniform(0.6, 6))
+        number = last
+    said = await talk.hold(*events, 9.0)
+    assert said == words(range(number))

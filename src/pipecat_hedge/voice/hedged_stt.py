@@ -335,9 +335,13 @@ class _Host(FrameProcessor):
         await self._give_back()
         self._before_secs = BEFORE_SECS + frame.start_secs
         self._is_speaking = True
-        was_rescued, before = self._transcripts.is_rescued, self._transcripts.start(_now())
+        was_rescued = self._transcripts.is_rescued
+        before = self._transcripts.start(_now(), self._before_secs)
         if before is not None and not was_rescued and not self._is_turn_based:
             self._learn_secs(before.transcript_secs)
+        if self._transcripts.ahead and self._dropped is not None:
+            self._dropped.text, self._dropped.finalized = self._transcripts.ahead, False
+            await self.push_frame(self._dropped)
 
     async def _speech_stopped(self, frame: VADUserStoppedSpeakingFrame) -> None:
         self._is_speaking, self._spoken = False, tuple(self._audio)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
@@ -75,12 +76,13 @@ class TranscriptRescue:
         heard_at: When the primary's latest message came.
         began_at: When the caller last began to speak.
         dropped: How many of the primary's transcripts were dropped.
+        ahead: What a transcript of the utterance before has said of this one.
     """
 
     def __init__(self) -> None:
         self.utterance: Utterance | None = None
-        self.said = self._doubtful = ""
-        self._known = self._again = ""
+        self.said = self.ahead = self._doubtful = ""
+        self._known = self._again = self._ahead = ""
         self.is_asked = False
         self.heard_at = self.began_at = float("-inf")
         self.dropped = 0
@@ -90,11 +92,20 @@ class TranscriptRescue:
 
     # ---- the caller
 
-    def start(self, now: float) -> Utterance | None:
-        """The caller begins to speak; returns the utterance before."""
+    def start(self, now: float, before_secs: float) -> Utterance | None:
+        """The VAD has noticed that the caller speaks.
+
+        Args:
+            now: The time.
+            before_secs: How long the caller may have been speaking, in seconds.
+
+        Returns:
+            The utterance before.
+        """
         before, self.utterance = self.utterance, Utterance()
         self._owed = deque((owed for owed in self._owed if not owed.has_come), OWED)
-        self.said, self.is_asked, self._doubtful = "", False, ""
+        self.ahead = self._ahead if self.heard_at >= now - before_secs else ""
+        self.said, self.is_asked, self._doubtful, self._ahead = self.ahead, False, "", ""
         self._known = self._again = ""
         self.began_at, self.dropped = now, 0
         return before
@@ -197,6 +208,7 @@ class TranscriptRescue:
             self._known = ""
         owed = self._asked.owed if self._asked and self.is_rescued else None
         if owed is not None:
+            self._ahead = rest_after(owed.text, text, alike=ALIKE) or ""
             text = ""
         else:
             text, owed = self._without_owed(text)
@@ -230,6 +242,8 @@ class TranscriptRescue:
                 asked.owed.has_come = rest_after(text, self._doubtful, alike=ALIKE) is not None
             if asked.said:
                 rest = rest_after(asked.said, text, alike=0.0 if is_now else ALIKE)
+                if f" {_bare(text)} " in f" {_bare(asked.said)} ":
+                    rest = ""
         asked.owed.text = f"{asked.owed.text} {text}".strip()
         if is_now:
             utterance.take_final(text, now)
@@ -279,8 +293,7 @@ def rest_after(said: str, text: str, *, alike: float) -> str | None:
     Returns:
         The rest; None if it begins otherwise.
     """
-    pattern = r"\S" if any(is_wide(char) for char in text) else r"\S+"
-    ends = [match.end() for match in re.finditer(pattern, text)]
+    ends = [match.end() for match in _words(text)]
     matcher = SequenceMatcher(None, "", _bare(said), autojunk=False)
     best, end = 0.0, 0
     for each in ends:
@@ -289,6 +302,10 @@ def rest_after(said: str, text: str, *, alike: float) -> str | None:
         if ratio > best:
             best, end = ratio, each
     return text[end:].strip() if best >= alike and best > 0 else None
+
+
+def _words(text: str) -> Iterator[re.Match[str]]:
+    return re.finditer(r"\S" if any(is_wide(char) for char in text) else r"\S+", text)
 
 
 def _bare(text: str) -> str:
