@@ -2,8 +2,8 @@
 
 A sentence is ``TOKENS`` tokens. The server is started twice; each number of callers asks ``ROUNDS``
 times each, with prompts of their own that repeat a phrase, as an order that is read back does.
-Both bounds are measured: at temperature 0 a model of random weights repeats itself and every guess
-is right, at temperature 1 it repeats nothing. A real model lies between.
+At temperature 0 a model of random weights repeats itself and every guess is right: the most to
+gain. At temperature 1 it repeats nothing and little is guessed: what the setting itself costs.
 """
 
 from __future__ import annotations
