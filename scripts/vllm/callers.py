@@ -277,9 +277,11 @@ def _begin(barrier: Any) -> None:
 def _work(part: Callable[..., Awaitable[list[Answer]]], mine: range, **options: Any) -> Any:
     try:
         return asyncio.run(part(mine, **options))  # pyright: ignore[reportArgumentType]
-    except BaseException:
-        _barrier.abort()
+    except BrokenBarrierError:  # another process failed
         raise
+    except Exception as error:
+        _barrier.abort()
+        raise RuntimeError(repr(error)) from None  # not all errors can be pickled
 
 
 class Clients(ProcessPoolExecutor):
