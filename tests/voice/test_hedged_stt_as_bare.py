@@ -29,6 +29,7 @@ from pipecat.frames.frames import (
     VADUserStartedSpeakingFrame,
     VADUserStoppedSpeakingFrame,
 )
+from pipecat.metrics.metrics import STTUsageMetricsData
 from pipecat.pipeline.service_switcher import ServiceSwitcher, ServiceSwitcherStrategyFailover
 from pipecat.pipeline.worker import PipelineParams
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
@@ -312,6 +313,28 @@ async def test_rescue_hears_audio_at_the_rate_of_the_call(rate: int) -> None:
     assert await texts(stt, *speech, SleepFrame(4.0), rate=rate) == ["rescued"]
     assert rescue.sample_rate == rate
     assert rescue.heard == [1.0]
+
+
+async def test_usage_of_the_rescue_is_reported_under_its_name() -> None:
+    """A rescued utterance has no time to first byte: that is the primary's."""
+
+    class Metered(ScriptedRescue):
+        def can_generate_metrics(self) -> bool:
+            return True
+
+    primary, rescue = Recorded(lambda _: []), Metered(lambda _: "rescued")
+    down, _ = await run_test(
+        hedged(primary, rescue),
+        frames_to_send=[*utterance(), SleepFrame(4.0)],
+        pipeline_params=PipelineParams(enable_metrics=True, enable_usage_metrics=True),
+    )
+    first, *later = [frame.data for frame in down if isinstance(frame, MetricsFrame)]
+    names = [primary.name, rescue.name]
+    assert [each.processor for each in first] == [names[0], names[0], names[1], names[1]]
+    assert [(type(each), each.processor) for data in later for each in data] == [
+        (STTUsageMetricsData, rescue.name),
+        (STTUsageMetricsData, primary.name),
+    ]
 
 
 async def test_error_of_the_rescue_goes_no_further(logged: list[str]) -> None:
