@@ -84,7 +84,11 @@ class Recorded(ScriptedSTT):
     async def _update_settings(self, delta: STTSettings) -> dict[str, Any]:
         changed = await super()._update_settings(delta)
         self.got.append((self._settings.model, self._settings.language))
+        await self._request_reconnect()
         return changed
+
+    async def _do_reconnect(self) -> None:
+        self.got.append("reconnected")
 
     async def stop(self, frame: EndFrame) -> None:
         await super().stop(frame)
@@ -173,6 +177,17 @@ CASES = {
         ]
     ),
     "settings": Case(lambda: [settings(), SleepFrame(0.1), *utterance()]),
+    "settings while the caller speaks": Case(
+        lambda: [
+            *utterance()[:-2],
+            settings(),
+            SleepFrame(0.1),
+            VADUserStoppedSpeakingFrame(stop_secs=STOP_SECS),
+            SleepFrame(0.1),
+            UserStoppedSpeakingFrame(),
+            SleepFrame(0.1),
+        ]
+    ),
     "an error": Case(lambda: [*utterance(FAILS), *utterance(1)]),
     "an interruption": Case(
         lambda: [*utterance()[:-1], InterruptionFrame(), SleepFrame(0.3), *utterance()]
@@ -223,6 +238,40 @@ async def test_end_of_a_call_waits_for_the_last_transcript(is_hedged: bool) -> N
     primary = ScriptedRescue(lambda _: "goodbye", secs=1.0)
     stt = hedged(primary, ScriptedRescue(lambda _: "rescued")) if is_hedged else primary
     assert await texts(stt, *utterance()[:-1]) == ["goodbye"]
+
+
+@KINDS
+async def test_recogniser_that_marks_its_final_transcripts(is_hedged: bool) -> None:
+    class Confirmed(Recorded):
+        async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+            if isinstance(frame, VADUserStoppedSpeakingFrame):
+                self.request_finalize()
+            await super().process_frame(frame, direction)
+            self.confirm_finalize()
+
+    primary = Confirmed(lambda _: [(0.05, "one"), (0.1, "two")])
+    stt = hedged(primary, ScriptedRescue(lambda _: "")) if is_hedged else primary
+    down, _ = await run_test(stt, frames_to_send=utterance())
+    finals = [frame for frame in down if isinstance(frame, TranscriptionFrame)]
+    assert [(frame.text, frame.finalized) for frame in finals] == [("one", True), ("two", False)]
+
+
+@KINDS
+async def test_idle_connection_is_kept_alive(is_hedged: bool) -> None:
+    """Each second, in ten."""
+
+    class Kept(Recorded):
+        async def start(self, frame: StartFrame) -> None:
+            await super().start(frame)
+            self._create_keepalive_task()
+
+        async def _send_keepalive(self, silence: bytes) -> None:
+            self.got.append("kept alive")
+
+    primary = Kept(keepalive_timeout=0.0, keepalive_interval=1.0)
+    stt = hedged(primary, ScriptedRescue(lambda _: "")) if is_hedged else primary
+    await texts(stt, SleepFrame(10.5))
+    assert primary.got == [*["kept alive"] * 10, "stopped"]
 
 
 @KINDS
