@@ -22,14 +22,16 @@ UTTERANCES = 20
 
 
 class HedgedCall(Call):
-    """A pipeline of Silero's VAD and a hedged recogniser."""
+    """A hedged recogniser, and Silero's VAD before or behind it."""
 
-    def __init__(self, stt: HedgedSTTService):
-        vad = VADProcessor(vad_analyzer=SileroVADAnalyzer(params=VADParams(stop_secs=0.2)))
-        Line.__init__(self, stt.primary, before=[vad], nested=stt)
+    def __init__(self, stt: HedgedSTTService, is_behind: bool):
+        vad = [VADProcessor(vad_analyzer=SileroVADAnalyzer(params=VADParams(stop_secs=0.2)))]
+        before, behind = ([], vad) if is_behind else (vad, [])
+        Line.__init__(self, stt.primary, before=before, nested=stt, processors=behind)
 
 
-async def test_calm_call_opens_one_socket_and_leaves_none() -> None:
+@pytest.mark.parametrize("is_behind", [False, True], ids=["vad before", "vad behind"])
+async def test_calm_call_opens_one_socket_and_leaves_none(is_behind: bool) -> None:
     reports: list[TranscriptReport] = []
 
     async def take(_: object, report: TranscriptReport) -> None:
@@ -41,7 +43,7 @@ async def test_calm_call_opens_one_socket_and_leaves_none() -> None:
             rescue = openai(second, http_client=client)
             stt = HedgedSTTService(lambda: deepgram(first), rescue, stats=ProviderStats())
             stt.add_event_handler("on_transcript_report", take)
-            call = HedgedCall(stt)
+            call = HedgedCall(stt, is_behind)
             await stack.enter_async_context(call)
             for number in range(UTTERANCES):
                 await call.play(PARKING if number % 2 else SUNDAY)
@@ -52,4 +54,5 @@ async def test_calm_call_opens_one_socket_and_leaves_none() -> None:
         assert len(first.ledger.requests) == 1
         assert second.ledger.requests == []
     assert said == [SUNDAY, PARKING] * (UTTERANCES // 2)
+    assert len(reports) == UTTERANCES
     assert not any(report.is_rescued or report.was_replaced for report in reports)
