@@ -33,7 +33,9 @@ from pipecat.frames.frames import (
 )
 from pipecat.pipeline.pipeline import Pipeline, PipelineSink, PipelineSource
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor, FrameProcessorSetup
+from pipecat.services.settings import STTSettings
 from pipecat.services.stt_service import SegmentedSTTService, STTService
+from pipecat.utils.types import is_given
 
 from pipecat_hedge.policy.arguments import require, require_number
 from pipecat_hedge.policy.budget_accounts import BudgetAccounts
@@ -68,7 +70,7 @@ MOST_FED = 10_000
 Recogniser: TypeAlias = STTService | Callable[[], STTService]
 
 
-_NOT_FORWARDED = (StartFrame, VADUserStartedSpeakingFrame, STTMuteFrame, STTUpdateSettingsFrame)
+_NOT_FORWARDED = (StartFrame, VADUserStartedSpeakingFrame, STTMuteFrame)
 
 
 class HedgedSTTService(Pipeline):
@@ -143,6 +145,27 @@ class HedgedSTTService(Pipeline):
         """The primary recogniser now."""
         return self._host.primary
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether one of the recognisers can still do its job."""
+        return self._host.is_usable
+
+    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        """Settings that are addressed to this service are for its recognisers."""
+        if isinstance(frame, STTUpdateSettingsFrame) and frame.service is self:
+            frame = replace(frame, service=None)
+        await super().process_frame(frame, direction)
+
+    async def push_frame(
+        self, frame: Frame, direction: FrameDirection = FrameDirection.DOWNSTREAM
+    ) -> None:
+        """Push a frame; a ``ServiceSwitcher`` knows this service, not its recognisers."""
+        if isinstance(frame, STTMetadataFrame):
+            frame.service_name = self.name
+        elif isinstance(frame, ErrorFrame) and not self.is_usable:
+            frame.processor = self
+        await super().push_frame(frame, direction)
+
     async def _reported(self, _: object, report: object) -> None:
         await self._call_event_handler("on_transcript_report", report)
 
@@ -211,6 +234,8 @@ class _Member:
         """Release its resources, whatever it is at."""
         self.is_closed = True
         await self._opening.close()
+        if not self._ended.is_set():  # some services end their tasks only so
+            await self.service.cancel(CancelFrame())
         await self._line.cleanup()
 
     async def _pushed(self, frame: Frame, direction: FrameDirection) -> None:
@@ -262,6 +287,10 @@ class _Host(FrameProcessor):
     def primary(self) -> STTService:
         return self._primary.service
 
+    @property
+    def is_usable(self) -> bool:
+        return self.primary.is_usable or self._rescue.service.is_usable
+
     def outcome(self) -> tuple[bool, int, bool]:
         """See ``TranscriptTiming.report_rescues``."""
         transcripts, was_replaced = self._transcripts, self._was_replaced
@@ -310,13 +339,33 @@ class _Host(FrameProcessor):
             self._audio.clear()
             self._audio_secs = 0.0
         elif isinstance(frame, STTUpdateSettingsFrame):
-            self._started.append(frame)
-            await self._rescue.feed(frame)
+            await self._update(frame, direction)
+            return
         await self._primary.feed(frame)
         if isinstance(frame, VADUserStoppedSpeakingFrame):
             await self._speech_stopped(frame)
         if not isinstance(frame, _NOT_FORWARDED):
             await self.push_frame(frame, direction)
+
+    def processors_with_metrics(self) -> list[FrameProcessor]:
+        services = (self._primary.service, self._rescue.service)
+        return [service for service in services if service.can_generate_metrics()]
+
+    async def _update(self, frame: STTUpdateSettingsFrame, direction: FrameDirection) -> None:
+        """Settings without a service are the primary's; their language is the rescue's, too."""
+        rescue = self._rescue.service
+        if frame.service not in (None, self.primary, rescue):
+            await self.push_frame(frame, direction)
+            return
+        if frame.service is rescue:
+            await self._rescue.feed(frame)
+            return
+        language = (frame.delta or STTSettings.from_mapping(frame.settings)).language
+        if frame.service is None and is_given(language):
+            delta = STTSettings(language=language)
+            await self._rescue.feed(STTUpdateSettingsFrame(delta=delta))
+        self._started.append(replace(frame, service=None))
+        await self._primary.feed(frame)
 
     # ---- the caller
 
@@ -438,6 +487,8 @@ class _Host(FrameProcessor):
             logger.debug(f"{self}: {frame.error}")
             if self._requests.failed(frame):
                 await self._give_back()
+            if not self.is_usable:
+                await self.push_frame(frame, direction)
         elif isinstance(frame, (TranscriptionFrame, InterimTranscriptionFrame)):
             if isinstance(frame, TranscriptionFrame) and frame.text.strip():
                 self._held.append(frame)
