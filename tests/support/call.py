@@ -144,7 +144,8 @@ class PhoneCall:
         self,
         llm: LLMService[Any],
         *,
-        voice: Voice | None = None,
+        voice: TTSService | None = None,
+        speaker: BaseOutputTransport | None = None,
         fillers: FillerProcessor | None = None,
         strategies: UserTurnStrategies | None = None,
         before: Sequence[FrameProcessor] = (),
@@ -169,7 +170,7 @@ class PhoneCall:
         self.line = Line(
             llm,
             before=[*before, *([aggregators.user()] if strategies else [])],
-            processors=[*([fillers] if fillers else []), self.voice, Loudspeaker()],
+            processors=[*([fillers] if fillers else []), self.voice, speaker or Loudspeaker()],
             after=[aggregators.assistant()],
             observers=[self.observer],
         )
