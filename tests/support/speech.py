@@ -77,8 +77,8 @@ class ScriptedVoice(TTSService):
         self._texts: dict[str, str] = {}
 
     async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
-        says = self.script(len(self.asked))
         self.asked.append((asyncio.get_running_loop().time(), text))
+        says = self.script(len(self.asked) - 1)
         self._texts[context_id] = text
         work = self._say(text, context_id, says)
         self.open[context_id] = asyncio.get_running_loop().create_task(work)
@@ -165,6 +165,12 @@ class Listener(Loudspeaker):
     def text(self) -> str:
         """The words that were heard."""
         return " ".join(word for _, _, word in self.words())
+
+    def secs(self) -> float:
+        """How long something loud was heard."""
+        samples = np.frombuffer(b"".join(audio for _, audio in self.played), np.int16)
+        windows = np.abs(samples.astype(int))[: len(samples) // 16 * 16].reshape(-1, 16)
+        return float((windows.max(axis=1) > LOUD / 2).sum() * 16 / RATE)
 
     def gaps(self) -> list[float]:
         """The silences between words, beyond the usual ones, in seconds."""

@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import pytest
+from pipecat.frames.frames import EndFrame
 from pipecat.services.tts_service import TTSService
 
 from pipecat_hedge import ProviderStats
 from pipecat_hedge.testing import Say, ScriptedLLMService
 from pipecat_hedge.voice import HedgedTTSService, Voice
-from tests.support.call import RATE, PhoneCall
-from tests.support.speech import Listener, Says, ScriptedVoice, bare
+from tests.support.call import RATE, PhoneCall, ask
+from tests.support.speech import WORD_SECS, Listener, Says, ScriptedVoice, bare
 
 pytestmark = pytest.mark.virtual_time
 
@@ -78,3 +79,163 @@ async def test_a_silent_sentence_is_said_by_the_other_connection(
         assert [text for _, text in voices_of(tts)[1].asked] == [SENTENCES[silent]]
         gaps = spoken.ear.gaps()
         assert all(gap < 0.3 for gap in gaps)
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        Says(fails=True),
+        Says(only_silence=True),
+        Says(only_silence=True, end_secs=None),
+        Says(after_secs=9.0),
+        Says(after_secs=None),
+    ],
+    ids=["fails", "silence", "endless silence", "late", "silent"],
+)
+@pytest.mark.parametrize("number", [0, 1])
+async def test_what_is_no_speech_is_said_by_the_other(says: Says, number: int) -> None:
+    tts = hedged(only(number, says=says), lambda _: Says())
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        assert spoken.ear.text() == bare(ANSWER)
+        assert call.remembered == [ANSWER]
+        assert all(gap < 0.3 for gap in spoken.ear.gaps())
+        assert spoken.ear.words()[0][0] < 1.0
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("stops_after", [1, 3])
+async def test_a_voice_that_stops_is_continued_behind_its_last_word(
+    number: int, stops_after: int
+) -> None:
+    tts = hedged(only(number, says=Says(stops_after=stops_after)), lambda _: Says())
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        assert spoken.ear.text() == bare(ANSWER)
+        assert call.remembered == [ANSWER]
+        rest = " ".join(SENTENCES[number].split()[stops_after:])
+        assert [text for _, text in voices_of(tts)[1].asked] == [rest]
+        assert all(gap < 0.4 for gap in spoken.ear.gaps())
+
+
+async def test_an_end_that_is_not_marked_holds_nothing_up() -> None:
+    tts = hedged(only(0, 1, 2, says=Says(end_secs=15.0)), lambda _: Says())
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        assert spoken.ear.text() == bare(ANSWER)
+        assert call.remembered == [ANSWER]
+        assert not voices_of(tts)[1].asked
+        assert all(gap < 0.5 for gap in spoken.ear.gaps())
+
+
+@pytest.mark.parametrize("times_words", [True, False])
+async def test_what_no_voice_says_stays_out_of_the_context(times_words: bool) -> None:
+    voice = only(1)
+    tts = hedged(voice, lambda _: SILENT, times_words=times_words)
+    asked = voices_of(tts)[0].asked
+    voices_of(tts)[0].script = lambda n: SILENT if asked[n][1] == SENTENCES[1] else Says()
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        heard = f"{SENTENCES[0]} {SENTENCES[2]}"
+        assert spoken.ear.text() == bare(heard)
+        assert call.remembered == [heard]
+        assert len(call.line.errors) == 1
+
+
+async def test_a_cut_without_a_second_voice_leaves_the_rest_out_of_the_context() -> None:
+    tts = hedged(only(0, 2, says=Says(stops_after=2)))
+    spoken = Spoken(tts, ["Yes we are open."])
+    voices_of(tts)[0].script = lambda _: Says(stops_after=2)
+    async with spoken.call as call:
+        await call.ask()
+        assert spoken.ear.text().startswith("yes we")
+        assert call.remembered[0].startswith("Yes we")
+        assert bare(call.remembered[0]) == spoken.ear.text()
+
+
+def other_sounds(*scripts: Callable[[int], Says]) -> HedgedTTSService:
+    voices = [Voice(f"voice-{n}", ScriptedVoice(script)) for n, script in enumerate(scripts)]
+    return HedgedTTSService(voices, stats=ProviderStats(), sample_rate=RATE)
+
+
+async def test_another_voice_speaks_from_the_start_of_a_turn_on_and_stays() -> None:
+    tts = other_sounds(only(0), lambda _: Says())
+    spoken = Spoken(tts, [ANSWER, "Yes. Certainly."])
+    async with spoken.call as call:
+        await call.ask(2)
+        first, second = voices_of(tts)
+        assert [text for _, text in second.asked][0] == SENTENCES[0]
+        assert [text for _, text in second.asked][-2:] == ["Yes.", "Certainly."]
+        assert spoken.ear.text() == bare(f"{ANSWER} Yes. Certainly.")
+
+
+async def test_nobody_else_speaks_in_the_middle_of_a_turn() -> None:
+    tts = other_sounds(only(1), lambda _: Says())
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        first, second = voices_of(tts)
+        assert not second.asked
+        assert [text for _, text in first.asked] == [*SENTENCES, SENTENCES[1]]
+        assert spoken.ear.text() == bare(ANSWER)
+
+
+@pytest.mark.parametrize("tenth", range(1, 21))
+async def test_a_barge_in_ends_every_request_and_sound(tenth: int) -> None:
+    """At 20 instants of a rescue; the context has the words that were played."""
+    tts = hedged(only(0), lambda _: Says())
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        call.context.add_message({"role": "user", "content": "Are you open?"})
+        await call.play(ask, 0.15 * tenth)
+        await call.line.interrupt()
+        at = asyncio.get_running_loop().time()
+        await asyncio.sleep(10)
+        assert all(end <= at + 0.05 for _, end, _ in spoken.ear.words())
+        assert not any(each.open for each in voices_of(tts))
+        heard = spoken.ear.text()
+        told = bare(" ".join(call.remembered))
+        assert told in (heard, heard.rpartition(" ")[0])
+        assert left_in(tts) == []
+
+
+async def test_nothing_is_left_in_a_voice() -> None:
+    tts = hedged(only(0, 3, 4, says=SILENT), lambda _: Says())
+    spoken = Spoken(tts, [ANSWER] * 4)
+    async with spoken.call as call:
+        await call.ask(4)
+        assert left_in(tts) == []
+
+
+@pytest.mark.parametrize("rate", [8000, 24000, 44100])
+async def test_a_voice_of_another_rate_sounds_for_as_long(rate: int) -> None:
+    heard: list[float] = []
+    for each in (RATE, rate):
+        spoken = Spoken(hedged(lambda _: Says(), sample_rate=each))
+        async with spoken.call as call:
+            await call.ask()
+            assert call.remembered == [ANSWER]
+        heard.append(spoken.ear.secs())
+    assert heard[0] == pytest.approx(heard[1], rel=0.05)
+
+
+async def test_the_end_of_the_call_waits_for_what_is_said() -> None:
+    tts = hedged(lambda _: Says())
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        call.context.add_message({"role": "user", "content": "Are you open?"})
+        await call.play(ask, 0.1, EndFrame)
+        await asyncio.sleep(10)
+        assert spoken.ear.text() == bare(ANSWER)
+
+
+def left_in(tts: HedgedTTSService) -> list[object]:
+    """What of requests is still in the voices."""
+    left: list[object] = []
+    for voice in voices_of(tts):
+        left += [*voice._tts_contexts, *voice._aggregated_frame_sequencer._slots, *voice.open]
+    return [*left, *tts._tts_contexts, *tts._sentences, *tts._permits, *tts._turns]

@@ -62,7 +62,7 @@ class Synthesis:
         self.is_sent = False
         self._items: deque[TTSAudioRawFrame | WordTimestamp] = deque()
         self._searched = b""
-        self._resampler = create_stream_resampler()
+        self._resampler = create_stream_resampler(clear_after_secs=None)
         self._changed = changed
 
     def take(self) -> list[TTSAudioRawFrame | WordTimestamp]:
@@ -87,9 +87,10 @@ class Synthesis:
             self.error = why
             self._changed()
 
-    def end(self) -> None:
+    async def end(self, sample_rate: int) -> None:
         """The service says that it is whole."""
         if not self.is_over:
+            self._take_audio(await self._resampler.flush(), sample_rate)
             self.is_ended = True
             if self.audible_at is None:
                 self.is_ended, self.error = False, "ended without a sound"
@@ -105,28 +106,27 @@ class Synthesis:
         elif isinstance(item, ErrorFrame):
             self.fail(item.error)
         elif isinstance(item, TTSStoppedFrame):
-            self.end()
+            await self.end(sample_rate)
         self._changed()
 
     async def _append_audio(self, frame: TTSAudioRawFrame, sample_rate: int) -> None:
-        now = asyncio.get_running_loop().time()
         if frame.num_channels > 1:
             samples = np.frombuffer(frame.audio, np.int16).reshape(-1, frame.num_channels)
             frame.audio = samples.mean(axis=1).astype(np.int16).tobytes()
-        if frame.sample_rate != sample_rate:
-            frame.audio = await self._resampler.resample(
-                frame.audio, frame.sample_rate, sample_rate
-            )
-        if not frame.audio:
+        audio = await self._resampler.resample(frame.audio, frame.sample_rate, sample_rate)
+        self._take_audio(audio, sample_rate)
+
+    def _take_audio(self, audio: bytes, sample_rate: int) -> None:
+        if not audio:
             return
-        frame = TTSAudioRawFrame(frame.audio, sample_rate, 1)
-        self.heard_at = now
+        self.heard_at = asyncio.get_running_loop().time()
+        frame = TTSAudioRawFrame(audio, sample_rate, 1)
         self.audio_secs += frame.num_frames / sample_rate
         self._items.append(frame)
         if self.audible_at is None:
-            self._searched += frame.audio
+            self._searched += audio
             if detect_speech_onset(self._searched, sample_rate) is not None:
-                self.audible_at, self._searched = now, b""
+                self.audible_at, self._searched = self.heard_at, b""
             else:
                 self._searched = self._searched[-2 * int(ONSET_SECS * sample_rate) :]
 
@@ -281,7 +281,7 @@ class HostedVoice:
         if asked is None or asked.is_over:
             return
         if frame is None:
-            asked.end()
+            await asked.end(self._sample_rate)
         else:
             await asked.append(frame, self._sample_rate)
 
@@ -300,4 +300,5 @@ class HostedVoice:
         if isinstance(frame, ErrorFrame):
             logger.debug(f"{self.name}: {frame.error}")
             for asked in list(self.open.values()):
-                asked.fail(frame.error)
+                if asked.audible_at is None:  # one that speaks shows by itself that it has ended
+                    asked.fail(frame.error)
