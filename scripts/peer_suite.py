@@ -1,15 +1,20 @@
-"""Runs Pipecat's own tests with a `HedgedLLMService` in place of each LLM service.
+"""Runs Pipecat's own tests with a hedged service in place of each LLM or speech-to-text service.
 
     python scripts/peer_suite.py CHECKOUT          # of Pipecat, at the installed version's tag
     python scripts/peer_suite.py                   # clones that tag first (needs git and a network)
+    python scripts/peer_suite.py --of stt CHECKOUT
 
 Each test module runs twice, unchanged and with the substitution. A test that passes only unchanged
 is a difference, and must be listed in `peer_differences.toml`: the script fails for an unlisted
 one, and names entries without a difference.
 
-The substitution: every subclass of ``LLMService`` in a test module's namespace becomes a class that
-creates a ``HedgedLLMService`` with the real service as its only member. Attributes that a test
-reads, sets or patches are the hedged service's if it has them, else the member's.
+The substitutions:
+
+- llm: every subclass of ``LLMService`` in a test module's namespace becomes a class that creates a
+  ``HedgedLLMService`` with the real service as its only member. Attributes that a test reads, sets
+  or patches are the hedged service's if it has them, else the member's.
+- stt: every ``STTService`` in a pipeline becomes the primary of a ``HedgedSTTService`` there, whose
+  rescue hears nothing. A test keeps the service that it has made.
 """
 
 from __future__ import annotations
@@ -29,8 +34,8 @@ from typing import Any
 
 REPOSITORY = "https://github.com/pipecat-ai/pipecat"
 DIFFERENCES = Path(__file__).with_name("peer_differences.toml")
-USES_A_SERVICE = ("LLMService", "LLMSwitcher", "LLMWithBackend")
-"""A test module with none of these names creates no LLM service."""
+USES = {"llm": ("LLMService", "LLMSwitcher", "LLMWithBackend"), "stt": ("STTService",)}
+"""A test module with none of these names creates no such service."""
 
 
 def main() -> int:
@@ -39,8 +44,9 @@ def main() -> int:
     Returns:
         The exit status: 1 if a difference is not listed, 2 if nothing could be compared.
     """
-    parser = argparse.ArgumentParser(description="Run Pipecat's tests on a HedgedLLMService.")
+    parser = argparse.ArgumentParser(description="Run Pipecat's tests on hedged services.")
     parser.add_argument("checkout", nargs="?", type=Path, help="a checkout of Pipecat")
+    parser.add_argument("--of", choices=USES, default="llm", help="which services are replaced")
     parser.add_argument("-k", dest="keyword", default="", help="passed on to pytest")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -48,16 +54,16 @@ def main() -> int:
         modules = [
             path
             for path in sorted((checkout / "tests").glob("test_*.py"))
-            if any(name in path.read_text() for name in USES_A_SERVICE)
+            if any(name in path.read_text() for name in USES[options.of])
         ]
         if not modules:
-            print(f"{checkout}: tests/ has no test of an LLM service", file=sys.stderr)
+            print(f"{checkout}: tests/ has no test of such a service", file=sys.stderr)
             return 2
         bare, hedged = (
             _outcomes(checkout, modules, options.keyword, Path(folder) / mode, mode)
-            for mode in ("bare", "hedged")
+            for mode in ("bare", options.of)
         )
-    return _account(bare, hedged)
+    return _account(options.of, bare, hedged)
 
 
 def _clone(folder: Path) -> Path:
@@ -89,8 +95,8 @@ def _outcomes(
     return json.loads(to.read_text())
 
 
-def _account(bare: dict[str, str], hedged: dict[str, str]) -> int:
-    reasons: dict[str, str] = tomllib.loads(DIFFERENCES.read_text())["differences"]
+def _account(of: str, bare: dict[str, str], hedged: dict[str, str]) -> int:
+    reasons: dict[str, str] = tomllib.loads(DIFFERENCES.read_text())[of]
     passed = [test for test, outcome in bare.items() if outcome == "passed"]
     differ = [test for test in passed if hedged.get(test) != "passed"]
     used: set[str] = set()
@@ -207,6 +213,40 @@ def _substitute_for(real: type[Any]) -> type[Any]:
     return Substitute
 
 
+def _host_recognisers() -> None:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from pipecat.frames.frames import Frame
+    from pipecat.pipeline.pipeline import Pipeline
+    from pipecat.processors.frame_processor import FrameProcessor
+    from pipecat.services.settings import STTSettings
+    from pipecat.services.stt_service import SegmentedSTTService, STTService
+
+    from pipecat_hedge import HedgedSTTService, ProviderStats
+
+    class Silent(SegmentedSTTService):
+        async def run_stt(self, audio: bytes) -> AsyncGenerator[Frame | None, None]:
+            yield None
+
+    create = Pipeline.__init__
+    hosted: list[STTService] = []  # a hedged service's own pipelines hold its primary, too
+
+    def host(processor: FrameProcessor) -> FrameProcessor:
+        if not isinstance(processor, STTService) or processor in hosted:
+            return processor
+        settings = STTSettings(model=None, language=None)
+        rescue = Silent(settings=settings, ttfs_p99_latency=1.0)
+        hosted.extend((processor, rescue))
+        hedged = HedgedSTTService(processor, rescue, stats=ProviderStats())
+        hedged._name = processor.name  # a switcher of the test knows the service
+        return hedged
+
+    def hosting(self: Pipeline, processors: Sequence[FrameProcessor], **options: Any) -> None:
+        create(self, [host(processor) for processor in processors], **options)
+
+    Pipeline.__init__ = hosting
+
+
 def _run_pytest(mode: str, to: str, arguments: list[str]) -> int:
     import pytest
 
@@ -214,7 +254,9 @@ def _run_pytest(mode: str, to: str, arguments: list[str]) -> int:
         path for path in sys.path if Path(path or ".").resolve() != Path(__file__).parent
     ]
     recorder = Recorder()
-    plugins: list[Any] = [recorder, *([Substitution()] if mode == "hedged" else [])]
+    plugins: list[Any] = [recorder, *([Substitution()] if mode == "llm" else [])]
+    if mode == "stt":
+        _host_recognisers()
     options = ["-q", "--tb=short", "--timeout=60", "-p", "no:cacheprovider"]
     options += ["--continue-on-collection-errors", "-o", "addopts=", "-o", "pythonpath="]
     options += ["-o", "asyncio_default_fixture_loop_scope=function"]

@@ -14,8 +14,9 @@ ROWS = re.findall(
 
 
 def test_each_row_has_a_test() -> None:
-    table = [r for r in (ROOT / "docs/differences.md").read_text().splitlines() if r[:1] == "|"]
-    assert len(ROWS) == len(table) - 2 > 10
+    lines = (ROOT / "docs/differences.md").read_text().splitlines()
+    heads = sum(line.startswith("| ---") for line in lines)
+    assert len(ROWS) == sum(line.startswith("|") for line in lines) - 2 * heads > 10
 
 
 @pytest.mark.parametrize(("path", "name"), ROWS)

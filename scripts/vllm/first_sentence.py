@@ -2,6 +2,8 @@
 
 A sentence is ``TOKENS`` tokens. The server is started twice; each number of callers asks ``ROUNDS``
 times each, with prompts of their own that repeat a phrase, as an order that is read back does.
+At temperature 0 a model of random weights repeats itself and every guess is right: the most to
+gain. At temperature 1 it repeats nothing and little is guessed: what the setting itself costs.
 """
 
 from __future__ import annotations
@@ -26,14 +28,16 @@ NGRAM = (
 WORDS = ("table", "four", "seven", "Friday", "evening", "window", "name", "Miller", "phone", "two")
 
 
-async def sentence(session: aiohttp.ClientSession, url: str, rng: random.Random) -> list[float]:
+async def sentence(
+    session: aiohttp.ClientSession, url: str, rng: random.Random, temperature: float
+) -> list[float]:
     """Ask once; the seconds to the first token and to the sentence's end."""
     phrase = " ".join(rng.sample(WORDS, 8))
     request = {
         "model": "measured",
         "prompt": f"Repeat this order: {phrase}. {phrase}. {phrase}.",
         "max_tokens": TOKENS,
-        "temperature": 0,
+        "temperature": temperature,
         "ignore_eos": True,
         "stream": True,
     }
@@ -57,18 +61,20 @@ async def accepted(session: aiohttp.ClientSession, url: str) -> tuple[float, flo
     return drafted, right
 
 
-async def measure(url: str) -> list[str]:
+async def measure(url: str, temperature: float = 0) -> list[str]:
     """A row for each number of callers."""
     rows: list[str] = []
     limits = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=limits) as session:
         rng = random.Random(1)
-        await asyncio.gather(*(sentence(session, url, rng) for _ in range(4)))  # warms up
+        await asyncio.gather(
+            *(sentence(session, url, rng, temperature) for _ in range(4))
+        )  # warms up
         for callers in CALLERS:
             before = await accepted(session, url)
             found: list[list[float]] = []
             for _ in range(ROUNDS):
-                asked = (sentence(session, url, rng) for _ in range(callers))
+                asked = (sentence(session, url, rng, temperature) for _ in range(callers))
                 found += await asyncio.gather(*asked)
             drafted, right = (
                 b - a for a, b in zip(before, await accepted(session, url), strict=True)
@@ -90,8 +96,10 @@ def main() -> None:
         ("with", ("--speculative-config", args.speculative_config)),
     ):
         with VLLMProcess(args.model, *options, name="measured") as server:
-            print(f"{name} speculation\ncallers  1st token   sentence  accepted")
-            print("\n".join(asyncio.run(measure(server.base_url))), flush=True)
+            for temperature in (0, 1):
+                print(f"{name} speculation, temperature {temperature}")
+                print("callers  1st token   sentence  accepted")
+                print("\n".join(asyncio.run(measure(server.base_url, temperature))), flush=True)
 
 
 if __name__ == "__main__":

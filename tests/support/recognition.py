@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from types import SimpleNamespace
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
@@ -79,10 +79,11 @@ class ScriptedSTT(STTService):
         began = asyncio.get_running_loop().time()
         for after_secs, text in script:
             await asyncio.sleep(began + after_secs - asyncio.get_running_loop().time())
+            who = self._user_id or "caller"
             if text.startswith("…"):
-                await self.push_frame(InterimTranscriptionFrame(text[1:], "caller", "now"))
+                await self.push_frame(InterimTranscriptionFrame(text[1:], who, "now"))
             else:
-                final = TranscriptionFrame(text, "caller", "now", finalized=self.marks)
+                final = TranscriptionFrame(text, who, "now", finalized=self.marks)
                 await self.push_frame(final)
 
 
@@ -109,7 +110,7 @@ class ScriptedRescue(SegmentedSTTService):
         self.heard.append(len(audio) / 2 / self.sample_rate - self._trailing_silence_secs)
         await asyncio.sleep(self.secs)
         if text := self.text(len(self.heard) - 1):
-            yield TranscriptionFrame(text, "caller", "now")
+            yield TranscriptionFrame(text, self._user_id or "caller", "now")
 
 
 class Complete(BaseTurnAnalyzer):
@@ -182,12 +183,19 @@ async def call(
     stt: Any = None,
     llm: LLMService[Any] | None = None,
     first: Sequence[Frame] = (),
+    then: Mapping[int, Frame] = MappingProxyType({}),
     audio: InputAudioRawFrame | None = None,
+    strategies: UserTurnStrategies | None = None,
+    speaks_secs: float = 1.0,
 ) -> Heard:
-    """Speak so many times; the caller's pauses follow ``pause_secs``."""
+    """Speak so many times; the caller's pauses follow ``pause_secs``.
+
+    ``then`` has what comes before the utterance of a number, ``strategies`` other ones.
+    """
     stt = stt or ScriptedSTT(script, marks=marks, constant_secs=CONSTANT_SECS)
     llm = llm or ScriptedLLMService([Wait(0.1), Say("Yes.")])
-    strategies = UserTurnStrategies(start=[VADUserTurnStartStrategy()], stop=[stop()])
+    if strategies is None:
+        strategies = UserTurnStrategies(start=[VADUserTurnStartStrategy()], stop=[stop()])
     before = [stt, *([timing] if timing else [])]
     heard = Heard()
     clock = SimpleNamespace(time=_loop_time)  # Pipecat's strategy reads the wall clock
@@ -196,7 +204,9 @@ async def call(
         async with PhoneCall(llm, strategies=strategies, before=before) as phone:
             await phone.play(*first)
             for number in range(utterances):
-                await phone.play(*spoken(audio=audio), pause_secs(number))
+                if number in then:
+                    await phone.play(then[number])
+                await phone.play(*spoken(speaks_secs, audio), pause_secs(number))
             await phone.play(12.0)
             heard.reports, heard.turns = phone.line.reports, phone.turns
             waits = [turn.context_secs for turn in phone.turns]

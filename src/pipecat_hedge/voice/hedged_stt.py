@@ -10,6 +10,7 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from loguru import logger
@@ -30,7 +31,9 @@ from pipecat.frames.frames import (
 )
 from pipecat.pipeline.pipeline import Pipeline, PipelineSink, PipelineSource
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor, FrameProcessorSetup
+from pipecat.services.settings import STTSettings
 from pipecat.services.stt_service import STTService
+from pipecat.utils.types import is_given
 
 from pipecat_hedge.policy.arguments import require, require_number
 from pipecat_hedge.policy.budget_accounts import BudgetAccounts
@@ -61,7 +64,7 @@ MOST_FED = 10_000
 Recogniser: TypeAlias = STTService | Callable[[], STTService]
 
 
-_NOT_FORWARDED = (StartFrame, VADUserStartedSpeakingFrame, STTMuteFrame, STTUpdateSettingsFrame)
+_NOT_FORWARDED = (StartFrame, VADUserStartedSpeakingFrame, STTMuteFrame)
 
 
 class HedgedSTTService(Pipeline):
@@ -136,6 +139,27 @@ class HedgedSTTService(Pipeline):
         """The primary recogniser now."""
         return self._host.primary
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether one of the recognisers can still do its job."""
+        return self._host.is_usable
+
+    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        """Settings that are addressed to this service are for its recognisers."""
+        if isinstance(frame, STTUpdateSettingsFrame) and frame.service is self:
+            frame = replace(frame, service=None)
+        await super().process_frame(frame, direction)
+
+    async def push_frame(
+        self, frame: Frame, direction: FrameDirection = FrameDirection.DOWNSTREAM
+    ) -> None:
+        """Push a frame; a ``ServiceSwitcher`` knows this service, not its recognisers."""
+        if isinstance(frame, STTMetadataFrame):
+            frame.service_name = self.name
+        elif isinstance(frame, ErrorFrame) and not self.is_usable:
+            frame.processor = self
+        await super().push_frame(frame, direction)
+
     async def _reported(self, _: object, report: object) -> None:
         await self._call_event_handler("on_transcript_report", report)
 
@@ -179,6 +203,8 @@ class _Member:
     async def close(self) -> None:
         """Release its resources, whatever it is at."""
         self.is_closed = True
+        if not self._ended.is_set():  # some services end their tasks only so
+            await self.service.cancel(CancelFrame())
         await self._line.cleanup()
 
     async def _pushed(self, frame: Frame, direction: FrameDirection) -> None:
@@ -227,6 +253,10 @@ class _Host(FrameProcessor):
     def primary(self) -> STTService:
         return self._primary.service
 
+    @property
+    def is_usable(self) -> bool:
+        return self.primary.is_usable or self._rescue.service.is_usable
+
     def outcome(self) -> tuple[bool, int, bool]:
         """See ``TranscriptTiming.report_rescues``."""
         transcripts, was_replaced = self._transcripts, self._was_replaced
@@ -270,13 +300,33 @@ class _Host(FrameProcessor):
             self._audio.clear()
             self._audio_secs = 0.0
         elif isinstance(frame, STTUpdateSettingsFrame):
-            self._started.append(frame)
-            await self._rescue.feed(frame)
+            await self._update(frame, direction)
+            return
         await self._primary.feed(frame)
         if isinstance(frame, VADUserStoppedSpeakingFrame):
             await self._speech_stopped(frame)
         if not isinstance(frame, _NOT_FORWARDED):
             await self.push_frame(frame, direction)
+
+    def processors_with_metrics(self) -> list[FrameProcessor]:
+        services = (self._primary.service, self._rescue.service)
+        return [service for service in services if service.can_generate_metrics()]
+
+    async def _update(self, frame: STTUpdateSettingsFrame, direction: FrameDirection) -> None:
+        """Settings without a service are the primary's; their language is the rescue's, too."""
+        rescue = self._rescue.service
+        if frame.service not in (None, self.primary, rescue):
+            await self.push_frame(frame, direction)
+            return
+        if frame.service is rescue:
+            await self._rescue.feed(frame)
+            return
+        language = (frame.delta or STTSettings.from_mapping(frame.settings)).language
+        if frame.service is None and is_given(language):
+            delta = STTSettings(language=language)
+            await self._rescue.feed(STTUpdateSettingsFrame(delta=delta))
+        self._started.append(replace(frame, service=None))
+        await self._primary.feed(frame)
 
     # ---- the caller
 
@@ -383,6 +433,8 @@ class _Host(FrameProcessor):
             logger.warning(f"{self}: the rescue {self._rescue.service} failed")
             logger.debug(f"{self}: {frame.error}")
             await self._give_back()
+            if not self.is_usable:
+                await self.push_frame(frame, direction)
         elif isinstance(frame, TranscriptionFrame) and frame.text.strip():
             now, is_silent = _now(), self._transcripts.is_silent
             if self._asked_at is not None and not self._transcripts.is_rescued:

@@ -1,0 +1,58 @@
+"""A calm call on real sockets: one to the recogniser, none to the rescue, none left behind."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+import pytest
+from openai import DefaultAsyncHttpxClient
+from pipecat.audio.vad.silero import SileroVADAnalyzer
+from pipecat.audio.vad.vad_analyzer import VADParams
+from pipecat.frames.frames import TranscriptionFrame
+from pipecat.processors.audio.vad_processor import VADProcessor
+
+from pipecat_hedge import HedgedSTTService, ProviderStats, TranscriptReport
+from pipecat_hedge.tools.simulator import Simulator
+from tests.live.test_recognizers import KNOWN, PARKING, SUNDAY, Call, deepgram, openai
+from tests.support.line import Line
+
+pytestmark = pytest.mark.live
+
+UTTERANCES = 20
+
+
+class HedgedCall(Call):
+    """A hedged recogniser, and Silero's VAD before or behind it."""
+
+    def __init__(self, stt: HedgedSTTService, is_behind: bool):
+        vad = [VADProcessor(vad_analyzer=SileroVADAnalyzer(params=VADParams(stop_secs=0.2)))]
+        before, behind = ([], vad) if is_behind else (vad, [])
+        Line.__init__(self, stt.primary, before=before, nested=stt, processors=behind)
+
+
+@pytest.mark.parametrize("is_behind", [False, True], ids=["vad before", "vad behind"])
+async def test_calm_call_opens_one_socket_and_leaves_none(is_behind: bool) -> None:
+    reports: list[TranscriptReport] = []
+
+    async def take(_: object, report: TranscriptReport) -> None:
+        reports.append(report)
+
+    async with Simulator(transcripts=KNOWN) as first, Simulator(transcripts=KNOWN) as second:
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(DefaultAsyncHttpxClient())
+            rescue = openai(second, http_client=client)
+            stt = HedgedSTTService(lambda: deepgram(first), rescue, stats=ProviderStats())
+            stt.add_event_handler("on_transcript_report", take)
+            call = HedgedCall(stt, is_behind)
+            await stack.enter_async_context(call)
+            for number in range(UTTERANCES):
+                await call.play(PARKING if number % 2 else SUNDAY)
+                await call.finals(number + 1)
+            assert len(first.ledger.open) == 1
+            said = [frame.text for frame in call.frames(TranscriptionFrame)]
+        await first.ledger.wait_until(lambda ledger: not ledger.open, 5)
+        assert len(first.ledger.requests) == 1
+        assert second.ledger.requests == []
+    assert said == [SUNDAY, PARKING] * (UTTERANCES // 2)
+    assert len(reports) == UTTERANCES
+    assert not any(report.is_rescued or report.was_replaced for report in reports)
