@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from pipecat.frames.frames import EndFrame
@@ -13,7 +15,7 @@ from pipecat_hedge import ProviderStats
 from pipecat_hedge.testing import Say, ScriptedLLMService
 from pipecat_hedge.voice import HedgedTTSService, Voice
 from tests.support.call import RATE, PhoneCall, ask
-from tests.support.speech import WORD_SECS, Listener, Says, ScriptedVoice, bare
+from tests.support.speech import Listener, Says, ScriptedVoice, bare
 
 pytestmark = pytest.mark.virtual_time
 
@@ -35,7 +37,7 @@ class Spoken:
         self.call = PhoneCall(llm, voice=tts, speaker=self.ear)
 
 
-def hedged(*scripts: Callable[[int], Says], **options: object) -> HedgedTTSService:
+def hedged(*scripts: Callable[[int], Says], **options: Any) -> HedgedTTSService:
     """Voices of the same sound."""
     voices = [
         Voice(f"voice-{n}", ScriptedVoice(script, **options), same_voice=True)
@@ -239,3 +241,66 @@ def left_in(tts: HedgedTTSService) -> list[object]:
     for voice in voices_of(tts):
         left += [*voice._tts_contexts, *voice._aggregated_frame_sequencer._slots, *voice.open]
     return [*left, *tts._tts_contexts, *tts._sentences, *tts._permits, *tts._turns]
+
+
+# ---- figures
+
+
+async def test_a_user_s_ten_calls_are_heard_and_remembered_whole() -> None:
+    """7 of 56 sentences are silent for 3 s, their ends come after 7 to 19 s (pipecat, 2026-11)."""
+    rng = random.Random(7)
+    silent = set(rng.sample(range(56), 7))
+    texts = [f"This is the sentence number {each} of them." for each in range(56)]
+    answers = [" ".join(texts[at : at + 6]) for at in range(0, 60, 6) if texts[at : at + 6]]
+    found: dict[str, tuple[int, int, float]] = {}
+    for kind in ("bare", "hedged"):
+        heard = told = 0
+        longest = characters = 0.0
+        stats = ProviderStats()
+        for answer in answers:
+            first = ScriptedVoice(reuse_context_id_within_turn=False)
+            first.script = lambda _, first=first: (
+                Says(after_secs=rng.uniform(7, 19))
+                if int(first.asked[-1][1].split()[-3]) in silent
+                else Says(after_secs=rng.lognormvariate(-1.8, 0.3))
+            )
+            second = ScriptedVoice(lambda _: Says(after_secs=rng.lognormvariate(-1.8, 0.3)))
+            tts: TTSService = first
+            if kind == "hedged":
+                voices = [Voice("first", first), Voice("second", second, same_voice=True)]
+                tts = HedgedTTSService(voices, stats=stats, sample_rate=RATE)
+            spoken = Spoken(tts, [answer])
+            async with spoken.call as call:
+                call.context.add_message({"role": "user", "content": "And?"})
+                await call.play(ask, 60)
+                said = spoken.ear.text()
+                heard += sum(bare(each) in said for each in texts if each in answer)
+                told += sum(word not in said for word in bare(" ".join(call.remembered)).split())
+                longest = max([longest, *spoken.ear.gaps()])
+                characters += sum(len(text) for _, text in second.asked) / len(" ".join(texts))
+                if kind == "hedged":
+                    assert said == bare(answer)
+                    assert call.remembered == [answer]
+        found[kind] = heard, told, longest
+        print(
+            f"{kind}: {heard} of 56 heard, {told} unsaid words told, longest gap {longest:.2f} s,"
+            f" characters {1 + characters:.2f}"
+        )
+    assert found["hedged"][0] == 56
+    assert found["hedged"][2] < 0.3
+    assert found["bare"][0] < 56
+
+
+async def test_calm_sentences_are_asked_once() -> None:
+    rng = random.Random(3)
+    script = lambda _: Says(after_secs=rng.lognormvariate(-1.8, 0.3), pace=100.0)  # noqa: E731
+    tts = hedged(script, script)
+    spoken = Spoken(tts, ["Yes. Certainly. We are open. Do come by."] * 125)
+    async with spoken.call as call:
+        await call.ask(125, gap_secs=4.0)
+        first, second = voices_of(tts)
+        assert len(first.asked) == 500
+        characters = sum(len(text) for _, text in second.asked)
+        assert characters <= 0.02 * sum(len(text) for _, text in first.asked)
+        assert spoken.ear.text().count("certainly") == 125
+        assert left_in(tts) == []

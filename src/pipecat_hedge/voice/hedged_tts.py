@@ -38,7 +38,10 @@ from pipecat_hedge.providers.standing import Standing
 from pipecat_hedge.providers.verdict import Verdict
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.events import InFlight, Waiting
+from pipecat_hedge.race.reports import SpeechReport
 from pipecat_hedge.race.task_scope import TaskScope
+from pipecat_hedge.service.hedged_service import HedgedLLMService
+from pipecat_hedge.service.pipeline_search import upstream_of
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.voice.hosted_voice import HostedVoice, Synthesis
 from pipecat_hedge.voice.playout import Playout
@@ -47,7 +50,7 @@ from pipecat_hedge.voice.spoken_words import is_rest, said_chars
 SILENCE_SECS = 3.0
 """The longest time in which no other voice is asked, as ``silence_secs`` of ``HedgePolicy``."""
 GIVE_UP_SECS = 10.0
-"""A sentence without a sound is left out after this; after ``SILENCE_SECS`` if the next one waits."""
+"""A silent sentence is left out after this; after ``SILENCE_SECS`` if the next one waits."""
 PAUSE_SECS = 0.3
 """A voice that has not said that a sentence is whole: the next one follows after this."""
 LULL_SECS = 0.2
@@ -55,7 +58,7 @@ LULL_SECS = 0.2
 NEVER_SECS = 3600.0
 """Pipecat ends a context without audio; here every sentence has its own limit."""
 LEAST_PART = 0.6
-"""A sentence without an end or word times is whole if its sound has this part of the usual length."""
+"""Without an end or word times, a sentence is whole if it sounds for this part of the usual time."""
 _TERMS = Terms()
 _Step: TypeAlias = Literal["ask", "go on", "end", "leave out"]
 
@@ -105,17 +108,17 @@ class _SentenceEnd(ControlFrame):
 
 @dataclass
 class _Turn:
-    """What is reported of a turn.
-
-    Parameters:
-        began_at: When its first sentence came.
-    """
+    """What is reported of a turn; see ``SpeechReport``."""
 
     began_at: float
+    voice: str | None = None
     sentences: int = 0
-    extra_characters: int = 0
+    rescued: int = 0
+    left_out: int = 0
     first_at: float | None = None
     silent_secs: float = 0.0
+    characters: int = 0
+    extra_characters: int = 0
 
     def begin(self, at: float, dry_at: float) -> None:
         """A sentence begins to play, after what was played until ``dry_at``."""
@@ -123,6 +126,20 @@ class _Turn:
             self.first_at = at
         else:
             self.silent_secs += max(0.0, at - dry_at)
+
+    def end(self, sentence: _Sentence, *, is_whole: bool) -> None:
+        """A sentence has ended."""
+        self.left_out += not is_whole
+        if sentence.winner is not None:
+            self.voice = sentence.winner.voice.name
+            self.rescued += sentence.winner is not sentence.asked[0]
+
+    def report(self, *, was_interrupted: bool) -> SpeechReport:
+        first_secs = None if self.first_at is None else self.first_at - self.began_at
+        return SpeechReport(
+            self.voice, self.sentences, self.rescued, self.left_out, first_secs,
+            self.silent_secs, self.characters, self.extra_characters, was_interrupted,
+        )  # fmt: skip
 
 
 class _Sentence:
@@ -150,8 +167,8 @@ class HedgedTTSService(TTSService):
     """Stands in the place of a text-to-speech service.
 
     Every sentence is asked of the first voice. Where that stays silent, fails, or stops in the
-    middle, another one is asked, and the first to be heard speaks. What the model is told afterwards
-    is what was played.
+    middle, another one is asked, and the first to be heard speaks. What the model is told
+    afterwards is what was played.
 
     Event handlers available, beyond those of ``TTSService``:
 
@@ -211,6 +228,7 @@ class HedgedTTSService(TTSService):
         self._started: dict[str, float] = {}  # by context, when its audio began to play
         self._complete: set[str] = set()  # contexts to which no sentence is added any more
         self._turns: dict[str, _Turn] = {}
+        self._events, self._is_in_session = self._stats.events, False
         self._permits: dict[Synthesis, Permit] = {}
         self._speaking, self._finishing = TaskScope(), TaskScope()
         self._register_event_handler("on_speech_report")
@@ -234,6 +252,11 @@ class HedgedTTSService(TTSService):
     async def start(self, frame: StartFrame) -> None:
         """Start the voices; a handshake holds up nothing."""
         await super().start(frame)
+        self._is_in_session = True
+        self._stats.begin_session([_backend_of(each) for each in self._voices])
+        llms = (each for each in upstream_of(self) if isinstance(each, HedgedLLMService))
+        llm = next((each for each in llms if each.stats is self._stats), None)
+        self._events = self._stats.events if llm is None else llm.events
         for each in self._voices:
             each.start(frame)
 
@@ -253,6 +276,10 @@ class HedgedTTSService(TTSService):
         await self._finishing.join()
         await super().cleanup()
         await asyncio.gather(*(each.close() for each in self._voices))
+        if self._is_in_session:
+            self._is_in_session = False
+            await asyncio.to_thread(self._stats.save)
+            await self._stats.end_session()
 
     async def _end(self, frame: Frame) -> None:
         await self._speaking.close()
@@ -267,6 +294,7 @@ class HedgedTTSService(TTSService):
         self._last = sentence = _Sentence(text, context_id, slot, self._last)
         turn = self._turns.setdefault(context_id, _Turn(_now()))
         turn.sentences += 1
+        turn.characters += len(text)
         self._mean_chars += (len(text) - self._mean_chars) * (0.05 if self._mean_chars else 1.0)
         self._accounts.begin_turn(self._budget, _now())
         task = self._speaking.start(self._speak(sentence), name=f"{self} speaks")
@@ -286,7 +314,7 @@ class HedgedTTSService(TTSService):
         for sentence, task in list(self._sentences.items()):
             if sentence.context_id == context_id:
                 task.cancel()
-        self._forget(context_id)
+        await self._report(context_id, was_interrupted=True)
 
     async def start_word_timestamps(self) -> None:
         """Time words from when the caller hears the context's audio."""
@@ -329,6 +357,7 @@ class HedgedTTSService(TTSService):
             self._wake()
         if sentence.winner is None:
             await self.push_error("no voice has spoken a sentence")
+        self._turns[sentence.context_id].end(sentence, is_whole=is_whole)
         context_id = sentence.context_id
         at_secs = self._playout.dry_at - self._started.get(context_id, 0.0)
         end = _SentenceEnd(slot=sentence.slot, is_whole=is_whole, at_secs=at_secs)
@@ -566,13 +595,16 @@ class HedgedTTSService(TTSService):
         is_open = any(each.context_id == context_id for each in self._sentences)
         if context_id in self._complete and not is_open:
             await self.remove_audio_context(context_id)
-            self._forget(context_id)
+            await self._report(context_id)
 
-    def _forget(self, context_id: str) -> None:
+    async def _report(self, context_id: str, *, was_interrupted: bool = False) -> None:
         """Report a turn, and keep nothing of it."""
         self._complete.discard(context_id)
         self._started.pop(context_id, None)
-        self._turns.pop(context_id, None)
+        if (turn := self._turns.pop(context_id, None)) is not None:
+            report = turn.report(was_interrupted=was_interrupted)
+            self._events.publish(report)
+            await self._call_event_handler("on_speech_report", report)
 
     def _wake(self) -> None:
         for each in self._sentences:
