@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ class ScriptedVoice(TTSService):
         asked: What was asked for, and when.
         cancelled: The texts whose contexts were interrupted.
         open: The requests that run.
+        most_open: The most of them at once.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class ScriptedVoice(TTSService):
         self.asked: list[tuple[float, str]] = []
         self.cancelled: list[str] = []
         self.open: dict[str, asyncio.Task[None]] = {}
+        self.most_open = 0
         self._texts: dict[str, str] = {}
 
     async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
@@ -84,6 +87,7 @@ class ScriptedVoice(TTSService):
         self._texts[context_id] = text
         work = self._say(text, context_id, says)
         self.open[context_id] = asyncio.get_running_loop().create_task(work)
+        self.most_open = max(self.most_open, len(self.open))
         yield None
 
     async def on_audio_context_interrupted(self, context_id: str) -> None:
@@ -179,7 +183,7 @@ class Listener(Loudspeaker):
         heard = self.words()
         return [
             b - a - GAP_SECS
-            for (_, a, _), (b, _, _) in zip(heard, heard[1:], strict=False)
+            for (_, a, _), (b, _, _) in itertools.pairwise(heard)
             if b - a > GAP_SECS + 0.02
         ]
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from pipecat.frames.frames import EndFrame
+from pipecat.frames.frames import EndFrame, TTSSpeakFrame
 from pipecat.services.tts_service import TTSService
 
-from pipecat_hedge import ProviderStats
+from pipecat_hedge import ProviderStats, SpeechReport
 from pipecat_hedge.testing import Say, ScriptedLLMService
 from pipecat_hedge.voice import HedgedTTSService, Voice
 from tests.support.call import RATE, PhoneCall, ask
@@ -34,7 +34,7 @@ class Spoken:
     def __init__(self, tts: TTSService, answers: Sequence[str] = (ANSWER,)):
         self.ear = Listener()
         llm = ScriptedLLMService(*([Say(each)] for each in answers))
-        self.call = PhoneCall(llm, voice=tts, speaker=self.ear)
+        self.call = PhoneCall(llm, speech=(tts, self.ear))
 
 
 def hedged(*scripts: Callable[[int], Says], **options: Any) -> HedgedTTSService:
@@ -169,9 +169,9 @@ async def test_another_voice_speaks_from_the_start_of_a_turn_on_and_stays() -> N
     spoken = Spoken(tts, [ANSWER, "Yes. Certainly."])
     async with spoken.call as call:
         await call.ask(2)
-        first, second = voices_of(tts)
-        assert [text for _, text in second.asked][0] == SENTENCES[0]
-        assert [text for _, text in second.asked][-2:] == ["Yes.", "Certainly."]
+        said = [text for _, text in voices_of(tts)[1].asked]
+        assert said[0] == SENTENCES[0]
+        assert said[-2:] == ["Yes.", "Certainly."]
         assert spoken.ear.text() == bare(f"{ANSWER} Yes. Certainly.")
 
 
@@ -304,3 +304,101 @@ async def test_calm_sentences_are_asked_once() -> None:
         assert characters <= 0.02 * sum(len(text) for _, text in first.asked)
         assert spoken.ear.text().count("certainly") == 125
         assert left_in(tts) == []
+
+
+# ---- Pipecat's ways of speaking
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+async def test_an_uninterruptible_line_survives_an_interruption(is_silent: bool) -> None:
+    """Also while it is rescued; a line that may be interrupted ends."""
+    tts = hedged(lambda _: SILENT if is_silent else Says(), lambda _: Says())
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        line = TTSSpeakFrame("Your call may be recorded.")
+        line.interruptible = False
+        await call.play(line, 0.3)
+        await call.line.interrupt()
+        await call.play(5)
+        assert spoken.ear.text() == "your call may be recorded"
+        await call.play(TTSSpeakFrame("And one that may end."), 0.3 + 0.5 * is_silent)
+        await call.line.interrupt()
+        await call.play(5)
+        assert "end" not in spoken.ear.text()
+        assert left_in(tts) == []
+
+
+async def test_a_line_of_the_bot_s_own_is_remembered_as_with_bare() -> None:
+    remembered: list[list[str]] = []
+    for tts in (ScriptedVoice(), hedged(lambda _: Says(), lambda _: Says())):
+        spoken = Spoken(tts)
+        async with spoken.call as call:
+            await call.play(TTSSpeakFrame("Good evening."), 3)
+            await call.play(TTSSpeakFrame("One moment.", append_to_context=False), 3)
+            await call.ask()
+            remembered.append(call.remembered)
+    assert remembered[0] == remembered[1] == ["Good evening.", ANSWER]
+
+
+@pytest.mark.parametrize("silent", [0, 1, 2])
+async def test_a_voice_that_cannot_tell_its_requests_apart_is_asked_for_one_at_a_time(
+    silent: int,
+) -> None:
+    """Its connection is renewed behind a silent one: late audio would pass for the next one's."""
+    tts = hedged(
+        only(silent, says=Says(after_secs=30.0)), lambda _: Says(), pause_frame_processing=True
+    )
+    first, second = voices_of(tts)
+    connections: list[str] = []
+
+    async def note(what: str) -> None:
+        connections.append(what)
+
+    first._connect = lambda: note("connect")  # pyright: ignore
+    first._disconnect = lambda: note("disconnect")  # pyright: ignore
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        assert first.most_open == 1
+        assert spoken.ear.text() == bare(ANSWER)
+        assert call.remembered == [ANSWER]
+        assert SENTENCES[silent] in [text for _, text in second.asked]
+        assert connections[:2] == ["disconnect", "connect"]
+
+
+async def test_a_turn_is_reported() -> None:
+    tts = hedged(only(1), lambda _: Says())
+    reports: list[SpeechReport] = []
+
+    async def take(_: object, report: SpeechReport) -> None:
+        reports.append(report)
+
+    tts.add_event_handler("on_speech_report", take)
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        await call.play(ask, 0.5)
+        await call.line.interrupt()
+    first, second = reports
+    assert (first.voice, first.sentences, first.rescued, first.left_out) == ("voice-0", 3, 1, 0)
+    assert first.characters == sum(map(len, SENTENCES))
+    assert first.extra_characters == len(SENTENCES[1])
+    assert first.first_sound_secs == pytest.approx(0.1, abs=0.1)
+    assert first.silent_secs < 0.3
+    assert not first.was_interrupted
+    assert second.was_interrupted
+
+
+async def test_after_a_barge_in_nothing_is_taken_to_be_playing() -> None:
+    """The audio was released, but not played; the next answer's silence is heard at once."""
+    long = "So many words are said here that it takes a while. " * 6
+    tts = hedged(only(6), lambda _: Says())
+    spoken = Spoken(tts, [long, "Yes. Certainly."])
+    async with spoken.call as call:
+        await call.play(ask, 1.0)
+        await call.line.interrupt()
+        at = asyncio.get_running_loop().time()
+        await call.ask()
+        heard = [word for word in spoken.ear.words() if word[0] > at]
+        assert [word for _, _, word in heard] == ["yes", "certainly"]
+        assert heard[0][0] < at + 1.0

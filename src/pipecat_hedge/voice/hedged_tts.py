@@ -20,6 +20,7 @@ from pipecat.frames.frames import (
     ControlFrame,
     EndFrame,
     Frame,
+    InterruptionFrame,
     StartFrame,
     TTSAudioRawFrame,
     TTSUpdateSettingsFrame,
@@ -58,7 +59,7 @@ LULL_SECS = 0.2
 NEVER_SECS = 3600.0
 """Pipecat ends a context without audio; here every sentence has its own limit."""
 LEAST_PART = 0.6
-"""Without an end or word times, a sentence is whole if it sounds for this part of the usual time."""
+"""A sentence without an end or word times is whole if it sounds for this part of its usual time."""
 _TERMS = Terms()
 _Step: TypeAlias = Literal["ask", "go on", "end", "leave out"]
 
@@ -111,6 +112,7 @@ class _Turn:
     """What is reported of a turn; see ``SpeechReport``."""
 
     began_at: float
+    is_interruptible: bool
     voice: str | None = None
     sentences: int = 0
     rescued: int = 0
@@ -292,7 +294,10 @@ class HedgedTTSService(TTSService):
         """Begin to speak a sentence; its audio comes later."""
         slot = self._aggregated_frame_sequencer._slots[-1]
         self._last = sentence = _Sentence(text, context_id, slot, self._last)
-        turn = self._turns.setdefault(context_id, _Turn(_now()))
+        turn = self._turns.get(context_id)
+        if turn is None:
+            is_interruptible = self._tts_contexts[context_id].interruptible
+            turn = self._turns[context_id] = _Turn(_now(), is_interruptible)
         turn.sentences += 1
         turn.characters += len(text)
         self._mean_chars += (len(text) - self._mean_chars) * (0.05 if self._mean_chars else 1.0)
@@ -308,13 +313,21 @@ class HedgedTTSService(TTSService):
             self._complete.add(context_id)
             await self._close_if_said(context_id)
 
+    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        """Process a frame; what was released of an interrupted turn is not played."""
+        await super().process_frame(frame, direction)
+        if isinstance(frame, InterruptionFrame):
+            ended = [each for each, turn in self._turns.items() if turn.is_interruptible]
+            for context_id in ended:
+                await self._report(context_id, was_interrupted=True)
+            if not self._turns:
+                self._playout.stop(_now())
+
     async def on_audio_context_interrupted(self, context_id: str) -> None:
         """Ask for no more of what is not said any more."""
-        self._playout.stop(_now())
         for sentence, task in list(self._sentences.items()):
             if sentence.context_id == context_id:
                 task.cancel()
-        await self._report(context_id, was_interrupted=True)
 
     async def start_word_timestamps(self) -> None:
         """Time words from when the caller hears the context's audio."""
@@ -595,7 +608,13 @@ class HedgedTTSService(TTSService):
         is_open = any(each.context_id == context_id for each in self._sentences)
         if context_id in self._complete and not is_open:
             await self.remove_audio_context(context_id)
-            await self._report(context_id)
+            self._complete.discard(context_id)
+            work = self._report_when_played(context_id, self._playout.dry_at)
+            self._speaking.start(work, name=f"{self} plays")
+
+    async def _report_when_played(self, context_id: str, dry_at: float) -> None:
+        await asyncio.sleep(dry_at - _now())
+        await self._report(context_id)
 
     async def _report(self, context_id: str, *, was_interrupted: bool = False) -> None:
         """Report a turn, and keep nothing of it."""
