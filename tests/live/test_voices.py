@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import aiohttp
+import numpy as np
 import pytest
+import soxr
+from examples.voice_bot.speech.espeak_engine import shared_engine
 from openai import DefaultAsyncHttpxClient
 from pipecat.frames.frames import (
     LLMFullResponseEndFrame,
@@ -22,7 +28,8 @@ from pipecat.services.elevenlabs.tts import ElevenLabsTTSService
 from pipecat.services.openai.tts import OpenAITTSService
 from pipecat.services.tts_service import TTSService
 
-from pipecat_hedge.tools.simulator import Simulator
+from pipecat_hedge.tools.simulator import BehaviourError, LedgerEntry, Simulator
+from pipecat_hedge.tools.simulator.speech import Samples
 from tests.support.line import Line
 from tests.support.spoken_words import timed_words_in, words_in
 
@@ -118,6 +125,32 @@ async def calling(
         yield sim, call
 
 
+def entries(sim: Simulator) -> list[LedgerEntry]:
+    """What was spoken or was to be, without the sockets."""
+    return [entry for entry in sim.ledger.requests if "socket" not in entry.wire]
+
+
+async def contexts(sim: Simulator, outcome: str, count: int = 1) -> None:
+    """Wait until so many have that outcome."""
+    await sim.ledger.wait_until(
+        lambda _: sum(entry.outcome == outcome for entry in entries(sim)) == count, 5
+    )
+
+
+def noted_times(call: Call) -> list[tuple[str, float]]:
+    """A list to which the words and their times are added as the service gets them."""
+    times: list[tuple[str, float]] = []
+    service: Any = call.service
+    add = service.add_word_timestamps
+
+    async def noting(words: list[tuple[str, float]], *args: Any, **kwargs: Any) -> None:
+        times.extend(words)
+        await add(words, *args, **kwargs)
+
+    service.add_word_timestamps = noting
+    return times
+
+
 # ---- as usual
 
 
@@ -133,7 +166,7 @@ async def test_a_socket_says_the_words_in_order(service: Make, rate: int) -> Non
         (context,) = (entry for entry in sim.ledger.requests if entry is not socket)
         assert (socket.wire, socket.status) == (f"{NAMED[service]} socket", 101)
         assert (context.wire, context.outcome) == (NAMED[service], "completed")
-        assert context.tokens_sent - context.characters == pytest.approx(6 - len(DELIVER), abs=3)
+        assert (context.tokens_sent, context.characters >= len(DELIVER) - 1) == (6, True)
         assert context.first_token_secs - context.started_secs >= 0.05
         assert not call.errors
 
@@ -153,17 +186,252 @@ async def test_openai_says_the_words_in_order() -> None:
 @pytest.mark.parametrize("service", TIMED)
 async def test_word_times_are_those_of_the_sound(service: Make) -> None:
     async with calling(service) as (_, call):
-        times: list[tuple[str, float]] = []
-        add = call.service.add_word_timestamps
-
-        async def noting(words: list[tuple[str, float]], *args: Any, **kwargs: Any) -> None:
-            times.extend(words)
-            await add(words, *args, **kwargs)
-
-        call.service.add_word_timestamps = noting
+        times = noted_times(call)
         await call.say("Yes, we do. ", "It's forty minutes. ")
         await call.stopped()
         heard = timed_words_in(call.audio, call.rate)
         assert call.text == DELIVER.split()
     assert [word for word, _ in times] == DELIVER.split()
     assert [secs for _, secs in times] == pytest.approx([secs for _, secs in heard], abs=0.006)
+
+
+async def test_a_voice_of_ones_own() -> None:
+    """Here espeak-ng's: the words have their shares of its sound."""
+
+    def espeak(text: str) -> Samples:
+        engine, sound = shared_engine(), bytearray()
+        engine.speak(text, "en-us", 175, lambda audio: bool(sound.extend(audio) or True))
+        return soxr.resample(np.frombuffer(sound, "<i2"), engine.sample_rate, 16000)
+
+    async with calling(cartesia, voice=espeak, sample_rate=24000) as (_, call):
+        times = noted_times(call)
+        await call.say(text := "Yes, we deliver.")
+        await call.stopped()
+        length = len(espeak(text)) / 16000
+        assert len(call.audio) / 2 / 24000 == pytest.approx(length, abs=0.01)
+        assert np.frombuffer(call.audio, "<i2").max() > 5000
+    assert [word for word, _ in times] == text.split()
+    assert times[2][1] == pytest.approx(len("Yes, we") / len(text) * length, abs=0.01)
+
+
+async def test_a_barge_in_cancels_what_is_spoken() -> None:
+    async with calling(cartesia, "tps=10") as (sim, call):
+        await call.say(DELIVER)
+        await call.until(lambda: bool(call.audio))
+        await call.interrupt()
+        await contexts(sim, "aborted")
+        (context,) = entries(sim)
+        assert 0 < context.tokens_sent < 6
+
+
+@pytest.mark.parametrize("service", SOCKETS)
+async def test_a_script_decides_text_by_text(service: Make) -> None:
+    async with calling(service, script=["", "?answer=four", ""]) as (_, call):
+        for number in (1, 2, 3):
+            await call.say("one.")
+            await call.stopped(number)
+        assert call.words == ["one", "four", "one"]
+
+
+def test_a_bad_key_in_a_script_is_named() -> None:
+    with pytest.raises(BehaviourError, match="unknown fault 'tired'"):
+        Simulator(voice_script=["?fault=tired"])
+
+
+# ---- faults
+
+
+@pytest.mark.parametrize("fault", ["silent", "stall&after=2", "half_open"])
+@pytest.mark.parametrize("service", SOCKETS)
+async def test_a_context_that_stays_silent(service: Make, fault: str) -> None:
+    async with calling(service, f"fault={fault}") as (sim, call):
+        await call.say(DELIVER)
+        count = 2 if "stall" in fault else 0
+        await sim.ledger.wait_until(
+            lambda _: any(e.fault and e.tokens_sent == count for e in entries(sim)), 5
+        )
+        await call.until(lambda: len(call.words) == count)
+        (context,) = entries(sim)
+        if service is not elevenlabs:  # where Pipecat closes the context with its text
+            assert context.outcome == "open"
+            await call.interrupt()
+        await contexts(sim, "aborted")
+        assert (call.words, context.tokens_sent) == (WORDS[:count], count)
+
+
+async def test_a_silent_text_holds_up_those_after_it() -> None:
+    """On a wire without context ids, until the client clears what it has sent."""
+    async with calling(deepgram, script=["?fault=silent", ""]) as (sim, call):
+        await call.say("one.")
+        await contexts(sim, "open")
+        await call.service.flush_audio()
+        await sim.ledger.wait_until(lambda _: len(entries(sim)) == 2, 5)
+        await call.interrupt()
+        await contexts(sim, "aborted", 2)
+        await call.say("two.")
+        await call.until(lambda: call.words == ["two"])
+
+
+@pytest.mark.parametrize("service", [*SOCKETS, openai])
+async def test_a_late_voice(service: Make) -> None:
+    async with calling(service, "fault=late&delay=0.4") as (sim, call):
+        began = asyncio.get_running_loop().time()
+        await call.say(DELIVER)
+        await call.until(lambda: call.words == WORDS)
+        assert call.times(TTSAudioRawFrame)[0] - began >= 0.4
+        assert {entry.fault for entry in entries(sim)} == {"late"}
+
+
+@pytest.mark.parametrize("service", SOCKETS)
+async def test_a_voice_slower_than_its_sound(service: Make) -> None:
+    async with calling(service, "fault=dribble&delay=0.5") as (_, call):
+        await call.say("One two three.")
+        await call.stopped()
+        times = call.times(TTSAudioRawFrame)
+        assert call.words == ["one", "two", "three"]
+        assert times[2] - times[0] >= 0.95 > len(call.audio) / 2 / call.rate
+
+
+@pytest.mark.parametrize("service", SOCKETS)
+async def test_an_end_mark_that_is_late(service: Make) -> None:
+    async with calling(service, "fault=slow_close&delay=0.6") as (_, call):
+        await call.say("Yes, we do. ", "It's forty minutes.")
+        await call.stopped()
+        assert call.words == WORDS
+        (stopped,) = call.times(TTSStoppedFrame)
+        assert stopped - call.times(TTSAudioRawFrame)[-1] >= 0.5
+
+
+@pytest.mark.parametrize("service", [*SOCKETS, openai])
+async def test_audio_without_speech(service: Make) -> None:
+    async with calling(service, "fault=silence_only") as (sim, call):
+        await call.say(DELIVER)
+        await call.until(lambda: len(call.audio) / 2 / call.rate >= 6 * 0.3)
+        assert call.words == []
+        assert entries(sim)[0].first_token_secs is None
+
+
+@pytest.mark.parametrize("service", TIMED)
+async def test_audio_of_the_wrong_context(service: Make) -> None:
+    async with calling(service, script=["", "?fault=wrong_context"]) as (sim, call):
+        await call.say("One.")
+        await call.stopped()
+        await call.say("Two.")
+        await contexts(sim, "completed", 2)
+        await call.stopped(2)
+        assert call.words == ["one"]
+        assert [entry.tokens_sent for entry in entries(sim)] == [1, 1]
+
+
+@pytest.mark.parametrize("service", TIMED)
+async def test_words_without_their_times(service: Make) -> None:
+    async with calling(service, "fault=no_timestamps") as (_, call):
+        times = noted_times(call)
+        await call.say(DELIVER)
+        await call.stopped()
+        assert call.words == WORDS
+        assert times == []
+
+
+@pytest.mark.parametrize("fault", ["1008", "cut"])
+@pytest.mark.parametrize("service", SOCKETS)
+async def test_a_broken_socket_ends_its_words(service: Make, fault: str) -> None:
+    """Pipecat connects again, and says nothing of the rest."""
+    async with calling(service, script=[f"?fault={fault}&after=1", ""]) as (sim, call):
+        await call.say(DELIVER)
+        await contexts(sim, "failed")
+        await sim.ledger.wait_until(lambda ledger: len(ledger.open) == 1, 5)
+        (broken, again) = (e for e in sim.ledger.requests if "socket" in e.wire)
+        assert (broken.outcome, again.outcome) == ("failed", "open")
+        await call.say("Two.")
+        await call.until(lambda: call.words == ["yes", "two"])
+        assert [entry.fault for entry in entries(sim)] == [fault, None]
+
+
+async def test_an_error_of_a_context_leaves_the_socket() -> None:
+    async with calling(cartesia, script=["?fault=429", ""]) as (sim, call):
+        await call.say("One.")
+        await call.until(lambda: bool(call.errors))
+        assert "429" in call.errors[0].error
+        await contexts(sim, "failed")
+        await call.say("Two.")
+        await call.until(lambda: call.words == ["two"])
+
+
+async def test_openai_faults() -> None:
+    """An error status, no answer at all, and one that is cut."""
+    script = ["?fault=400", "?fault=hang", "?fault=cut&after=1"]
+    async with calling(openai, script=script) as (sim, call):
+        await call.say("One.")
+        await call.until(lambda: bool(call.errors))
+        assert "400" in call.errors[0].error
+        await call.say("Two.")
+        await sim.ledger.wait_until(lambda ledger: [e.fault for e in ledger.open] == ["hang"], 5)
+        await call.interrupt()
+        await sim.wait_idle()
+        await call.say("Three four.")
+        await call.until(lambda: len(call.errors) == 2)
+        assert [entry.outcome for entry in entries(sim)] == ["failed", "aborted", "failed"]
+
+
+# ---- the protocols, without Pipecat
+
+
+async def test_elevenlabs_closes_a_socket_that_breaks_its_rules() -> None:
+    """Voice settings come first in a context, and five contexts are the most."""
+    path = "v1/text-to-speech/any/multi-stream-input"
+    settings = {"context_id": "a", "text": " ", "voice_settings": {"speed": 1.0}}
+    many = [{"context_id": str(n), "text": " "} for n in range(6)]
+    async with Simulator() as sim, aiohttp.ClientSession(sim.elevenlabs_url) as session:
+        for messages in ([{"context_id": "a", "text": ""}, settings], many):
+            async with session.ws_connect(path) as ws:
+                for message in messages:
+                    await ws.send_json(message)
+                closed = await ws.receive()
+                assert (closed.type, closed.data) == (aiohttp.WSMsgType.CLOSE, 1008)
+        await sim.wait_idle()
+
+
+async def test_elevenlabs_waits_for_more_text_without_auto_mode() -> None:
+    """It speaks at a flush, an end, or 120 characters."""
+    path = "v1/text-to-speech/any/multi-stream-input"
+    async with Simulator() as sim, aiohttp.ClientSession(sim.elevenlabs_url) as session:
+        async with session.ws_connect(path) as ws:
+            for text in ("On", "e ", "two "):
+                await ws.send_json({"context_id": "a", "text": text})
+            await ws.send_json({"text": ""})
+            await ws.send_json({"context_id": "a", "text": "", "flush": True})
+            chars = "".join([*(await ws.receive_json())["alignment"]["chars"]])
+            await ws.send_json({"context_id": "a", "text": 30 * "many "})
+            await ws.send_json({"context_id": "a", "close_context": True})
+            while not (last := await ws.receive_json()).get("isFinal"):
+                chars += "".join(last["alignment"]["chars"])
+            await ws.send_json({"close_socket": True})
+            assert (await ws.receive()).data == 1000
+        assert chars == "One two " + 30 * "many "
+        assert [entry.outcome for entry in sim.ledger.requests] == ["completed"] * 2
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "v1/speak?encoding=opus",
+        "v1/speak?model=unknown",
+        "v1/text-to-speech/any/multi-stream-input?output_format=mp3_44100_128",
+    ],
+)
+async def test_what_a_voice_cannot_do_is_refused(path: str) -> None:
+    async with Simulator() as sim, aiohttp.request("GET", f"{sim.url}/{path}") as response:
+        assert response.status == 400
+        assert re.split("[?=]", path)[1] in await response.text()
+
+
+async def test_a_client_that_leaves_gives_up_its_contexts() -> None:
+    message = {"context_id": "a", "transcript": "One two.", "model_id": "sonic-3?tps=1"}
+    form = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 8000}
+    async with Simulator() as sim, aiohttp.ClientSession() as session:
+        async with session.ws_connect(sim.cartesia_url) as ws:
+            await ws.send_json(message | {"output_format": form, "continue": True})
+            assert (await ws.receive_json())["type"] == "timestamps"
+        await sim.wait_idle()
+        assert [entry.outcome for entry in sim.ledger.requests] == ["completed", "aborted"]

@@ -102,10 +102,10 @@ class VoiceSocket(ABC):
                 await self._closing
             self._ledger.ended(entry, "completed")
         finally:
+            self._end_all("aborted")
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            self._end_all("aborted")
         return self._ws
 
     # ---- in
@@ -199,7 +199,7 @@ class VoiceSocket(ABC):
                     for message in self._word(context, step.act.text, secs, audio):
                         await self._send(message)
                     context.sent_secs += secs
-                    entry.tokens_sent += 1
+                    entry.tokens_sent += not step.act.text.isspace()
                     if step.act.is_answer and entry.first_token_secs is None:
                         entry.first_token_secs = self._ledger.clock()
                     self._ledger.announce()
