@@ -11,7 +11,7 @@ import socket
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import soundfile
@@ -169,11 +169,11 @@ class Simulator(ProviderUrls):
                 web.post("/v1/audio/transcriptions", self._transcribe),
                 web.get("/v1/listen", self._deepgram),
                 web.post("/v1/audio/speech", self._speech),
-                web.get("/v1/speak", self._speaking(DeepgramVoiceSocket)),
-                web.get("/tts/websocket", self._speaking(CartesiaSocket)),
+                web.get("/v1/speak", functools.partial(self._speak, DeepgramVoiceSocket)),
+                web.get("/tts/websocket", functools.partial(self._speak, CartesiaSocket)),
                 web.get(
-                    "/v1/text-to-speech/{voice}/multi-stream-input",
-                    self._speaking(ElevenLabsSocket),
+                    "/v1/text-to-speech/{_}/multi-stream-input",
+                    functools.partial(self._speak, ElevenLabsSocket),
                 ),
                 web.post("/v1/messages", self._anthropic),
                 web.post("/v1beta/models/{call:.+}", self._google),
@@ -324,25 +324,16 @@ class Simulator(ProviderUrls):
     async def _speech(self, request: web.Request) -> web.StreamResponse:
         return await self._serve(Exchange(request, SpeechWire, self.ledger))
 
-    def _speaking(
-        self, socket: type[VoiceSocket]
-    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """Return the handler of a voice's sockets."""
-
-        async def serve(request: web.Request) -> web.StreamResponse:
-            task = asyncio.current_task()
-            assert task is not None
-            try:
-                speaking = socket(request, self.ledger, self._begin_text)
-            except ValueError as error:  # a BehaviourError is one
-                return _error(400, str(error))
-            self._serving.add(task)
-            try:
-                return await speaking.serve()
-            finally:
-                self._serving.discard(task)
-
-        return serve
+    async def _speak(self, kind: type[VoiceSocket], request: web.Request) -> web.StreamResponse:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        try:
+            return await kind(request, self.ledger, self._begin_text).serve()
+        except ValueError as error:  # a BehaviourError is one
+            return _error(400, str(error))
+        finally:
+            self._serving.discard(task)
 
     async def _begin_text(self, model: str, text: str, rate: int) -> tuple[Plan, Speech]:
         """Return how a model's next text is spoken, and its sound."""

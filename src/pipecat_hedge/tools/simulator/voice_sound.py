@@ -65,7 +65,7 @@ class Speech:
 
     def __init__(self, text: str, rate: int, voice: Voice | None = None):
         tokens = tokenize(text) or ("",)
-        if voice is None:
+        if voice is None or not text.strip():
             self._words = [spell(token, rate) for token in tokens]
         else:
             sound = soxr.resample(voice(text), RATE, rate)

@@ -77,13 +77,15 @@ class VoiceSocket(ABC):
     wire: ClassVar[str]
     at_once: ClassVar[int] = 1000
     """Contexts that are spoken at the same time."""
+    end_gives_up: ClassVar[bool] = False
+    """Whether a client that has sent a context's end waits for nothing more if it is silent."""
 
     def __init__(self, request: web.Request, ledger: Ledger, begin: Begin):
         self._request, self._ledger, self._begin = request, ledger, begin
         self._loop = asyncio.get_running_loop()
         self._ws = web.WebSocketResponse(autoping=False, autoclose=False)
         self._contexts: dict[str, Context] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._turn = asyncio.Semaphore(self.at_once)
         self._last_id = "none"
         self._closing: asyncio.Task[bool] | None = None
@@ -173,7 +175,9 @@ class VoiceSocket(ABC):
                     if not context.is_silent:
                         await self._say(context, text)
                 if context.is_silent:
-                    await self._unanswered(context)
+                    if not self.end_gives_up:
+                        await self._loop.create_future()
+                    self._ended(context, "aborted")
                     return
                 await asyncio.sleep(max(0.0, context.ends_at - self._loop.time()))
                 await self._send(self._done(context))
@@ -203,9 +207,7 @@ class VoiceSocket(ABC):
                     if step.act.is_answer and entry.first_token_secs is None:
                         entry.first_token_secs = self._ledger.clock()
                     self._ledger.announce()
-                case ErrorStatus(status):
-                    await self._failed(context, status)
-                case InBandError(status):
+                case ErrorStatus(status) | InBandError(status):
                     await self._failed(context, status or 500)
                 case Signal.SILENCE:
                     context.is_silent = True
@@ -219,10 +221,6 @@ class VoiceSocket(ABC):
                 case _:
                     pass
         await self._loop.create_future()  # cancelled with the socket, or the context
-
-    async def _unanswered(self, context: Context) -> None:
-        """Wait until the client gives up a silent context, of which it has sent the end."""
-        await self._loop.create_future()
 
     async def _failed(self, context: Context, status: int) -> None:
         self._close(1008, error_message(status))
@@ -240,6 +238,7 @@ class VoiceSocket(ABC):
             self._end_all("completed" if code == 1000 else "failed")
             closes = self._ws.close(code=code, message=reason.encode()[:120])
             self._closing = asyncio.create_task(closes)
+            self._tasks.add(self._closing)
 
     def _ended(self, context: Context, outcome: Outcome) -> None:
         if self._contexts.get(context.id) is context:
@@ -310,6 +309,7 @@ class ElevenLabsSocket(VoiceSocket):
     """ElevenLabs' ``/v1/text-to-speech/{voice}/multi-stream-input``."""
 
     wire = "elevenlabs"
+    end_gives_up = True
     _most_contexts = 5  # of a socket, as the documentation says
     _schedule_chars = 120  # without auto mode: the first of the default chunk_length_schedule
 
@@ -349,9 +349,6 @@ class ElevenLabsSocket(VoiceSocket):
 
     async def _say(self, context: Context, text: str) -> None:
         await super()._say(context, text.rstrip() + " ")  # a blank ends a word
-
-    async def _unanswered(self, context: Context) -> None:
-        self._ended(context, "aborted")
 
     def _word(self, context: Context, word: str, secs: float, audio: bytes) -> list[Json | bytes]:
         count, length = max(1, len(word.strip())), round(secs * 1000)
