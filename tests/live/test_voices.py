@@ -450,12 +450,47 @@ async def test_what_a_voice_cannot_do_is_refused(path: str) -> None:
         assert re.split("[?=]", path)[1] in await response.text()
 
 
-async def test_a_client_that_leaves_gives_up_its_contexts() -> None:
-    message = {"context_id": "a", "transcript": "One two.", "model_id": "sonic-3?tps=1"}
+def to_cartesia(name: str, model: str) -> dict[str, Any]:
+    """A message of a context that goes on."""
     form = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 8000}
+    text = {"transcript": "One two.", "continue": True}
+    return {"context_id": name, "model_id": model, "output_format": form, **text}
+
+
+@pytest.mark.parametrize(("fault", "code"), [("1008", 1008), ("cut", 1006)])
+async def test_how_a_socket_is_broken(fault: str, code: int) -> None:
+    async with (
+        Simulator() as sim,
+        aiohttp.ClientSession() as session,
+        session.ws_connect(sim.cartesia_url) as ws,
+    ):
+        await ws.send_json(to_cartesia("a", f"sonic-3?fault={fault}&after=0"))
+        await ws.receive()
+        assert ws.close_code == code
+
+
+async def test_a_half_open_socket_answers_nothing() -> None:
+    """Neither a context that has no fault, nor a close."""
+    timeout = aiohttp.ClientWSTimeout(ws_close=0.1)  # pyright: ignore[reportCallIssue]
+    async with Simulator() as sim, aiohttp.ClientSession() as session:
+        async with session.ws_connect(sim.cartesia_url, timeout=timeout) as ws:
+            await ws.send_json(to_cartesia("a", "sonic-3?fault=half_open"))
+            await sim.ledger.wait_until(lambda _: any(e.fault for e in entries(sim)), 5)
+            await ws.send_json(to_cartesia("b", "sonic-3?ttft=0"))
+            await contexts(sim, "open", 2)
+            with pytest.raises(TimeoutError):
+                await ws.receive(timeout=0.2)
+        assert ws.close_code == 1006
+        await sim.wait_idle()
+        assert [(entry.outcome, entry.tokens_sent) for entry in entries(sim)] == [
+            ("aborted", 0)
+        ] * 2
+
+
+async def test_a_client_that_leaves_gives_up_its_contexts() -> None:
     async with Simulator() as sim, aiohttp.ClientSession() as session:
         async with session.ws_connect(sim.cartesia_url) as ws:
-            await ws.send_json(message | {"output_format": form, "continue": True})
+            await ws.send_json(to_cartesia("a", "sonic-3?tps=1"))
             assert (await ws.receive_json())["type"] == "timestamps"
         await sim.wait_idle()
         assert [entry.outcome for entry in sim.ledger.requests] == ["completed", "aborted"]

@@ -188,8 +188,10 @@ class VoiceSocket(ABC):
         plan, speech = await self._begin(entry.model, text, context.rate)
         context.fault = plan.fault.name if plan.fault else None
         entry.fault = context.fault or entry.fault
-        self._is_dead = self._is_dead or context.fault == "half_open"
+        context.is_silent = self._is_dead = self._is_dead or context.fault == "half_open"
         self._ledger.announce()
+        if self._is_dead:
+            return
         began = self._loop.time()
         for step in plan.steps:
             if step.act is Signal.END:
