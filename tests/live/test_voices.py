@@ -450,6 +450,18 @@ async def test_what_a_voice_cannot_do_is_refused(path: str) -> None:
         assert re.split("[?=]", path)[1] in await response.text()
 
 
+async def test_openai_streams_samples_only() -> None:
+    body = {"model": "tts-1", "voice": "alloy", "input": "One."}
+    async with Simulator() as sim, aiohttp.ClientSession() as session:
+        url = f"{sim.openai_url}/audio/speech"
+        async with session.post(url, json=body | {"response_format": "pcm"}) as response:
+            assert response.content_type == "audio/pcm"
+            assert words_in(await response.read(), 24000) == ["one"]
+        async with session.post(url, json=body) as response:
+            assert response.status == 400
+            assert "response_format" in await response.text()
+
+
 def to_cartesia(name: str, model: str) -> dict[str, Any]:
     """A message of a context that goes on."""
     form = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 8000}
