@@ -46,7 +46,7 @@ from pipecat_hedge.service.pipeline_search import upstream_of
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.voice.hosted_voice import HostedVoice, Synthesis
 from pipecat_hedge.voice.playout import Playout
-from pipecat_hedge.voice.spoken_words import is_rest, said_chars
+from pipecat_hedge.voice.spoken_words import CHAR_SECS, is_rest, said_chars
 
 SILENCE_SECS = 3.0
 """The longest time in which no other voice is asked, as ``silence_secs`` of ``HedgePolicy``."""
@@ -209,6 +209,7 @@ class HedgedTTSService(TTSService):
         require("stats", stats, ProviderStats, "write ProviderStats()")
         require_number("budget", budget, "from 0 to 1", "0.2 is a fifth", lambda x: 0 <= x <= 1)
         _check(voices)
+        kwargs.setdefault("settings", TTSSettings(model=None, voice=None, language=None))
         super().__init__(
             push_text_frames=False,
             push_stop_frames=True,
@@ -223,7 +224,7 @@ class HedgedTTSService(TTSService):
         self._stats, self._budget = stats or shared_stats(), budget
         self._accounts = BudgetAccounts()
         self._mean_chars = 0.0
-        self._char_secs = 0.0
+        self._char_secs = CHAR_SECS
         self._playout = Playout()
         self._sentences: dict[_Sentence, asyncio.Task[None]] = {}
         self._last: _Sentence | None = None
@@ -434,7 +435,7 @@ class HedgedTTSService(TTSService):
         if (rest := sentence.rest) is not None:
             is_ready = rest.is_over or rest.audible_at is not None or winner.has_more
             return (dry_at if is_ready else rest.asked_at + GIVE_UP_SECS), "go on"
-        if winner.words and is_rest(winner.text, self._said(winner)):
+        if not self._is_said(winner):
             if another is not None:
                 stalls_at = max(dry_at - self._lead_secs(another), winner.heard_at + LULL_SECS)
                 return now if winner.is_over else stalls_at, "ask"
@@ -481,15 +482,15 @@ class HedgedTTSService(TTSService):
 
     def _is_whole(self, sentence: _Sentence) -> bool:
         """Whether a sentence whose end nobody marks was said: its words, or its length, tell."""
-        winner = sentence.winner
-        if winner is None:
-            return False
-        if winner.words:
-            return not is_rest(winner.text, self._said(winner))
-        return winner.audio_secs >= LEAST_PART * self._char_secs * len(winner.text)
+        return sentence.winner is not None and self._is_said(sentence.winner)
+
+    def _is_said(self, asked: Synthesis) -> bool:
+        if asked.words:
+            return not is_rest(asked.text, self._said(asked))
+        return asked.audio_secs >= LEAST_PART * self._char_secs * len(asked.text)
 
     def _said(self, asked: Synthesis) -> int:
-        return said_chars(asked.text, asked.words, asked.audio_secs)
+        return said_chars(asked.text, asked.words, asked.audio_secs, self._char_secs)
 
     async def _release(self, sentence: _Sentence, winner: Synthesis) -> None:
         """Pass on what has come: the caller hears it next."""
@@ -513,7 +514,8 @@ class HedgedTTSService(TTSService):
                 )
         if winner.is_ended:
             rate = winner.audio_secs / len(winner.text)
-            self._char_secs += (rate - self._char_secs) * (0.2 if self._char_secs else 1.0)
+            weight = 1.0 if self._char_secs == CHAR_SECS else 0.2
+            self._char_secs += weight * (rate - self._char_secs)
 
     async def _settle(self, end: _SentenceEnd) -> None:
         """Say what was heard of a sentence: the rest of its words, or no more of them."""

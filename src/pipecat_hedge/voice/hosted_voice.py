@@ -25,7 +25,11 @@ from pipecat.frames.frames import (
     TTSStoppedFrame,
 )
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessorSetup
-from pipecat.services.tts_service import InterruptibleTTSService, TTSService
+from pipecat.services.tts_service import (
+    InterruptibleTTSService,
+    TTSService,
+    WebsocketTTSService,
+)
 from pipecat.utils.context.word_timestamp_tracker import WordTimestamp
 
 from pipecat_hedge.race.task_scope import TaskScope
@@ -156,6 +160,8 @@ class HostedVoice:
             *("remove_active_audio_context", "reset_active_audio_context", "push_frame"),
         ):
             setattr(service, method, getattr(self, f"_{method}"))
+        if isinstance(service, WebsocketTTSService):
+            service._close_connection_contexts = self._connection_closed
         service._max_consecutive_zero_audio_contexts = 0
 
     @property
@@ -290,6 +296,10 @@ class HostedVoice:
 
     async def _remove_active_audio_context(self) -> None:
         await self._remove_audio_context(self._get_active_audio_context_id())
+
+    async def _connection_closed(self) -> None:
+        for asked in list(self.open.values()):
+            asked.fail("the connection was closed")
 
     def _reset_active_audio_context(self) -> None:
         pass
