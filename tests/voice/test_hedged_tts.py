@@ -306,6 +306,25 @@ async def test_calm_sentences_are_asked_once() -> None:
         assert left_in(tts) == []
 
 
+async def test_a_voice_that_is_silent_in_a_whole_call_costs_no_turn_three_seconds() -> None:
+    """The second turn is asked of the other one first; a recovered voice is asked first again."""
+    tts = hedged(lambda _: SILENT, lambda _: Says())
+    spoken = Spoken(tts, [ANSWER] * 30)
+    async with spoken.call as call:
+        starts: list[float] = []
+        for turn in range(8):
+            asked_at = await call.ask(gap_secs=10)
+            starts.append(next(at for at, _, _ in spoken.ear.words() if at > asked_at) - asked_at)
+            if turn == 3:
+                voices_of(tts)[0].script = lambda _: Says()
+        assert max(starts) < 1.5
+        assert max(starts[2:]) < 0.5
+        await call.ask(12, gap_secs=10)
+        assert len(voices_of(tts)[0].asked) > 3 * 12
+        assert spoken.ear.text() == " ".join([bare(ANSWER)] * 20)
+        assert left_in(tts) == []
+
+
 # ---- Pipecat's ways of speaking
 
 

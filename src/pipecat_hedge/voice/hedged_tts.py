@@ -44,12 +44,10 @@ from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.hedged_service import HedgedLLMService
 from pipecat_hedge.service.pipeline_search import upstream_of
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
-from pipecat_hedge.voice.hosted_voice import HostedVoice, Synthesis
+from pipecat_hedge.voice.hosted_voice import SILENCE_SECS, HostedVoice, Synthesis
 from pipecat_hedge.voice.playout import Playout
 from pipecat_hedge.voice.spoken_words import CHAR_SECS, is_rest, said_chars
 
-SILENCE_SECS = 3.0
-"""The longest time in which no other voice is asked, as ``silence_secs`` of ``HedgePolicy``."""
 GIVE_UP_SECS = 10.0
 """A silent sentence is left out after this; after ``SILENCE_SECS`` if the next one waits."""
 PAUSE_SECS = 0.3
@@ -155,7 +153,7 @@ class _Sentence:
         self.rest: Synthesis | None = None
         self.offset_secs: float | None = None  # of the winner's audio in the context's
         self.said = 0  # characters that earlier winners have said
-        self.patience_secs = SILENCE_SECS
+        self.patience_secs = 0.0
         self.changed = asyncio.Event()
         self.is_done = False
 
@@ -359,7 +357,10 @@ class HedgedTTSService(TTSService):
     async def _speak(self, sentence: _Sentence) -> None:
         is_whole = False
         try:
-            self._ask(sentence, self._first_voice(sentence), sentence.text)
+            voice = self._first_voice(sentence)
+            self._ask(sentence, voice, sentence.text)
+            if sentence.is_first:
+                self._recover(sentence.text, voice)
             is_whole = await self._until_said(sentence)
         except Exception:
             logger.exception(f"{self}: a sentence failed")
@@ -407,7 +408,9 @@ class HedgedTTSService(TTSService):
             permit = self._permits.get(asked)
             if asked.audible_at is not None and permit is not None and not permit.has_token:
                 self._stats.record_first_token(permit, asked.audible_at)
-                self._stats.record_wait(_backend(asked), asked.audible_at - asked.sent_at, None)
+                secs = asked.audible_at - asked.sent_at
+                self._stats.record_wait(_backend(asked), secs, None)
+                asked.voice.sounds.append(secs)
         if sentence.winner is None:
             heard = [each for each in sentence.asked if each.audible_at is not None]
             if heard:
@@ -415,7 +418,8 @@ class HedgedTTSService(TTSService):
                 self._sound = self._sounds[self._voices.index(sentence.winner.voice)]
                 for asked in sentence.asked:
                     if asked is not sentence.winner:
-                        self._finish(asked)
+                        was_first = asked.asked_at < sentence.winner.asked_at
+                        self._finish(asked, was_silent=was_first)
 
     def _next_step(self, sentence: _Sentence) -> tuple[float | None, _Step]:
         """What is due next, and when; None as the time if that depends on others."""
@@ -448,7 +452,8 @@ class HedgedTTSService(TTSService):
         voice, now = self._another_voice(sentence), _now()
         assert voice is not None
         last = sentence.asked[-1]
-        is_due = not sentence.is_first or last.is_over or now - last.asked_at >= SILENCE_SECS
+        late_secs = last.voice.late_secs
+        is_due = not sentence.is_first or last.is_over or now - last.asked_at >= late_secs
         winner = sentence.winner
         text = sentence.text[sentence.said :]
         if winner is not None:
@@ -457,7 +462,7 @@ class HedgedTTSService(TTSService):
         if is_due or winner is not None:
             self._accounts.pay(self._budget, cost, now)
         elif not self._accounts.claim(self._budget, cost, now):
-            sentence.patience_secs = SILENCE_SECS
+            sentence.patience_secs = late_secs
             return
         turn = self._turns[sentence.context_id]
         turn.extra_characters += len(text)
@@ -576,25 +581,46 @@ class HedgedTTSService(TTSService):
         """How long a voice may be silent before another one is worth its price."""
         another = self._another_voice(sentence)
         if another is None:
-            return SILENCE_SECS
+            return voice.late_secs
         first, second = _backend_of(voice), _backend_of(another)
         estimates = self._stats.estimates([first, second], None, by_sentence=False)
         shares = {second.provider: self._accounts.share(self._budget, 1.0)}
         rule = PricedDelay(estimates, shares, benefits=self._accounts.benefits)
         waiting = Waiting(0.0, (InFlight(first.provider, 0.0, None),), second.provider)
         at = rule.next_launch(waiting).at
-        return SILENCE_SECS if at is None else min(at, SILENCE_SECS)
+        return voice.late_secs if at is None else min(at, voice.late_secs)
 
     def _lead_secs(self, voice: HostedVoice) -> float:
-        """How long a voice takes in nine of ten cases."""
+        """The time within which a voice is heard in nine of ten cases."""
         backend = _backend_of(voice)
         found = self._stats.estimates([backend], None, by_sentence=False)[backend.provider]
         return found.first_token.quantile(0.9)
 
-    def _finish(self, asked: Synthesis) -> asyncio.Task[None]:
-        """End a request, and learn from it."""
+    def _recover(self, text: str, besides: HostedVoice) -> None:
+        """Try voices whose breaker is half-open with a text that another one speaks."""
+        for voice in self._voices:
+            key, now = _backend_of(voice).record_key, _now()
+            if voice is not besides and self._stats.claim_recovery(key, now):
+                self._finishing.start(self._try(voice, text), name=f"{self} tries {voice.name}")
+
+    async def _try(self, voice: HostedVoice, text: str) -> None:
+        changed = asyncio.Event()
+        asked = voice.ask(text, changed.set)
+        key = _backend_of(voice).record_key
+        self._permits[asked] = self._stats.issue(
+            key, "hedge", _TERMS, asked.asked_at, is_recovery=True
+        )
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SILENCE_SECS):
+                while asked.audible_at is None and not asked.is_over:
+                    changed.clear()
+                    await changed.wait()
+        await self._finish(asked, was_silent=True)
+
+    def _finish(self, asked: Synthesis, *, was_silent: bool = False) -> asyncio.Task[None]:
+        """End a request, and learn from it; silence counts if another one was heard meanwhile."""
         if (permit := self._permits.pop(asked, None)) is not None:
-            now, verdict = _now(), _verdict(asked)
+            now, verdict = _now(), _verdict(asked, was_silent=was_silent)
             is_overtaken = asked.audible_at is None and asked.error is None
             self._stats.release(
                 permit, verdict, now, has_begun=asked.audible_at is not None,
@@ -650,10 +676,12 @@ def _backend(asked: Synthesis) -> Backend:
     return _backend_of(asked.voice)
 
 
-def _verdict(asked: Synthesis) -> Verdict:
+def _verdict(asked: Synthesis, *, was_silent: bool) -> Verdict:
+    if asked.audible_at is not None:
+        return "answered"
     if asked.error is not None:
         return "failed"
-    return "answered" if asked.audible_at is not None else "dropped"
+    return "silent" if was_silent else "dropped"
 
 
 def _now() -> float:

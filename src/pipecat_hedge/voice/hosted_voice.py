@@ -34,6 +34,10 @@ from pipecat.utils.context.word_timestamp_tracker import WordTimestamp
 
 from pipecat_hedge.race.task_scope import TaskScope
 
+SILENCE_SECS = 3.0
+"""The longest time in which no other voice is asked, as ``silence_secs`` of ``HedgePolicy``."""
+LATE_SECS = 1.0
+"""A voice that is silent for longer, and for longer than in its last hundred sentences, is late."""
 ONSET_SECS = 0.2
 """The audio that is searched for the beginning of speech; Pipecat's detector needs 0.05 s of it."""
 
@@ -142,11 +146,13 @@ class HostedVoice:
         name: The voice's name.
         service: The service.
         open: Its unfinished requests, by context.
+        sounds: The times to the first sound of its last sentences, in seconds.
     """
 
     def __init__(self, name: str, service: TTSService):
         self.name, self.service = name, service
         self.open: dict[str, Synthesis] = {}
+        self.sounds: deque[float] = deque(maxlen=100)
         self._asking: Synthesis | None = None
         self._sample_rate = 0
         self._turn = asyncio.Lock()
@@ -170,6 +176,11 @@ class HostedVoice:
         settings: Any = self.service._settings
         named = (getattr(settings, "model", None), getattr(settings, "voice", None))
         return "/".join(each for each in named if isinstance(each, str)) or None
+
+    @property
+    def late_secs(self) -> float:
+        """When another voice is asked at the latest, whatever it costs."""
+        return min(max((LATE_SECS, *self.sounds)), SILENCE_SECS)
 
     @property
     def one_at_a_time(self) -> bool:
