@@ -183,6 +183,18 @@ def _recognize(samples: Any) -> str:
     return shared_recognizer(RESTAURANT_GRAMMAR).recognize(samples.tobytes())
 
 
+def _speak(text: str) -> Any:
+    """Speak as the offline voice does, for a simulated one."""
+    import numpy as np
+    import soxr
+
+    from examples.voice_bot.speech.espeak_engine import shared_engine
+
+    sound, engine = bytearray(), shared_engine()
+    engine.speak(text, "en-us+f3", 165, lambda audio: bool(sound.extend(audio) or True))
+    return soxr.resample(np.frombuffer(sound, "<i2"), engine.sample_rate, 16000)
+
+
 def _simulator() -> AbstractAsyncContextManager[Any]:
     """Simulated providers, in this process so that they end with it."""
     if "SIMULATOR_URL" in os.environ:
@@ -192,7 +204,7 @@ def _simulator() -> AbstractAsyncContextManager[Any]:
     async def simulated() -> AsyncIterator[None]:
         from pipecat_hedge.tools.simulator import Simulator
 
-        async with Simulator(transcripts=_recognize) as simulator:
+        async with Simulator(transcripts=_recognize, voice=_speak) as simulator:
             os.environ["SIMULATOR_URL"] = simulator.url
             print(f"Simulated providers at {simulator.url} (ledger: {simulator.url}/ledger)")
             yield

@@ -11,7 +11,7 @@ from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel
 
 from examples.voice_bot.choices import setting_in
-from examples.voice_bot.services import SIMULATED_STT
+from examples.voice_bot.services import SIMULATED_STT, SIMULATED_TTS
 from pipecat_hedge.tools.simulator import FAULTS, SPEECH_FAULTS
 
 __all__ = ["BEHAVIOURS", "Bench"]
@@ -35,7 +35,21 @@ STT_BEHAVIOURS: dict[str, tuple[str, dict[str, Any]]] = {
 """The same for a simulated recogniser."""
 
 
+TTS_BEHAVIOURS: dict[str, tuple[str, dict[str, Any]]] = {
+    "well": ("speaks as usual", {}),
+    "silent": ("takes sentences and says nothing", {"fault": "silent", "rate": 1}),
+    "late": ("begins 7 s later", {"fault": "late", "delay": 7, "rate": 1}),
+    "stall": ("stops after two words", {"fault": "stall", "after": 2, "rate": 1}),
+    "silence_only": ("sends audio without speech", {"fault": "silence_only", "rate": 1}),
+    "half_open": ("the connection is dead, and nobody notices", {"fault": "half_open", "rate": 1}),
+    "1008": ("closes the connection", {"fault": "1008", "rate": 1}),
+}
+"""The same for a simulated voice."""
+
+
 def _behaviours(provider: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    if provider in SIMULATED_TTS:
+        return TTS_BEHAVIOURS
     return STT_BEHAVIOURS if provider in SIMULATED_STT else BEHAVIOURS
 
 

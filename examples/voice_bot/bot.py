@@ -106,7 +106,8 @@ def load_models(choices: Choices) -> None:
     make_retrieval(choices)
     if not choices.stt.startswith("simulated"):  # the simulator has not started yet
         make_stt(choices, os.environ)
-    make_tts(choices, os.environ)
+    if not choices.tts.startswith("simulated"):
+        make_tts(choices, os.environ)
 
 
 def turn_end(choices: Choices) -> BaseUserTurnStopStrategy:

@@ -22,6 +22,7 @@ LLMKind = Literal[
 STTKind = Literal[
     "deepgram", "pocketsphinx", "simulated-deepgram", "simulated-openai", "simulated-hedged"
 ]
+TTSKind = Literal["cartesia", "espeak", "simulated-cartesia", "simulated-hedged-voices"]
 
 
 SIMULATED_POLICY = "adaptive:0.5"
@@ -66,6 +67,10 @@ SETTINGS = (
         "deepgram, openai or hedged (both): simulated, with faults on the page",
     ),
     Setting("CARTESIA_API_KEY", "text to speech with Cartesia; else offline with espeak-ng"),
+    Setting(
+        "SIMULATED_TTS",
+        "cartesia, or hedged (two connections): a simulated voice, with faults on the page",
+    ),
     Setting("CARTESIA_VOICE_ID", "its voice", "71a7ad14-091c-4e8e-a314-022ece01c121"),
     Setting(
         "HEDGE_POLICY",
@@ -144,7 +149,7 @@ class Choices:
     """
 
     stt: STTKind
-    tts: Literal["cartesia", "espeak"]
+    tts: TTSKind
     llms: tuple[LLMChoice, ...]
     policy: HedgePolicy | None
     slo: Slo | None
@@ -160,8 +165,8 @@ class Choices:
 
     @property
     def needs_simulator(self) -> bool:
-        """Whether any LLM or the recogniser is simulated."""
-        return self.simulated or self.stt.startswith("simulated")
+        """Whether any LLM, the recogniser or the voice is simulated."""
+        return self.simulated or any(it.startswith("simulated") for it in (self.stt, self.tts))
 
 
 def choose(env: Mapping[str, str]) -> Choices:
@@ -179,7 +184,7 @@ def choose(env: Mapping[str, str]) -> Choices:
     llms = _llms(env)
     return Choices(
         stt=_stt(env),
-        tts="cartesia" if "CARTESIA_API_KEY" in env else "espeak",
+        tts=_tts(env),
         llms=llms,
         policy=_policy(env, llms),
         slo=_slo(setting_in(env, "SLO")),
@@ -202,6 +207,18 @@ def _stt(env: Mapping[str, str]) -> STTKind:
             return "simulated-hedged"
         case other:
             raise SettingError(f"SIMULATED_STT={other}: write deepgram, openai or hedged")
+
+
+def _tts(env: Mapping[str, str]) -> TTSKind:
+    match env.get("SIMULATED_TTS"):
+        case None:
+            return "cartesia" if "CARTESIA_API_KEY" in env else "espeak"
+        case "cartesia":
+            return "simulated-cartesia"
+        case "hedged":
+            return "simulated-hedged-voices"
+        case other:
+            raise SettingError(f"SIMULATED_TTS={other}: write cartesia or hedged")
 
 
 def _folder(path: str | None) -> str | None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from examples.voice_bot.choices import Choices, LLMChoice, SettingError, STTKind, setting_in
-from pipecat_hedge import HedgedSTTService, Provider, VLLMService
+from pipecat_hedge import HedgedSTTService, HedgedTTSService, Provider, VLLMService, Voice
 
 if TYPE_CHECKING:
     from pipecat.processors.frame_processor import FrameProcessor
@@ -37,6 +37,8 @@ _NEEDS = {
     "simulated-openai": ("pocketsphinx", "demo"),
     "simulated-hedged": ("deepgram", "cloud"),
     "cartesia": ("websockets", "cloud"),
+    "simulated-cartesia": ("websockets", "cloud"),
+    "simulated-hedged-voices": ("websockets", "cloud"),
     "bedrock": ("aioboto3", "cloud"),
     "pocketsphinx": ("pocketsphinx", "demo"),
     "espeak": ("espeakng_loader", "demo"),
@@ -47,6 +49,8 @@ _NEEDS = {
 
 SIMULATED_STT = {"simulated-deepgram": "nova-3-general", "simulated-openai": "gpt-transcribe"}
 """The models of the simulated recognisers."""
+SIMULATED_TTS = {"voice-1": "sonic-3", "voice-2": "sonic-3?region=second"}
+"""The models of the simulated voices, of which a bare one is the first."""
 
 
 def check_installed(choices: Choices) -> None:
@@ -180,9 +184,29 @@ def make_tts(choices: Choices, env: Mapping[str, str]) -> TTSService:
             api_key=setting_in(env, "CARTESIA_API_KEY"),
             settings=CartesiaTTSService.Settings(voice=setting_in(env, "CARTESIA_VOICE_ID")),
         )
+    if choices.tts == "simulated-cartesia":
+        return _simulated_voice("voice-1", env)
+    if choices.tts == "simulated-hedged-voices":
+        return HedgedTTSService(
+            [
+                Voice(name, _simulated_voice(name, env), same_voice=name != "voice-1")
+                for name in SIMULATED_TTS
+            ]
+        )
     from examples.voice_bot.speech import EspeakTTSService
 
     return EspeakTTSService()
+
+
+def _simulated_voice(name: str, env: Mapping[str, str]) -> TTSService:
+    from pipecat.services.cartesia.tts import CartesiaTTSService
+
+    url = setting_in(env, "SIMULATOR_URL").replace("http", "ws", 1)
+    return CartesiaTTSService(
+        api_key="simulated",
+        url=f"{url}/tts/websocket",
+        settings=CartesiaTTSService.Settings(model=SIMULATED_TTS[name], voice="simulated"),
+    )
 
 
 def make_llms(choices: Choices, env: Mapping[str, str]) -> list[Provider]:
@@ -198,9 +222,13 @@ def make_llms(choices: Choices, env: Mapping[str, str]) -> list[Provider]:
 
 
 def simulated_models(choices: Choices) -> dict[str, str]:
-    """Return the model of each simulated provider and recogniser, by its name."""
+    """Return the model of each simulated provider, recogniser and voice, by its name."""
     named = zip(_names(choices.llms), choices.llms, strict=True)
     models = {name: llm.model or "" for name, llm in named if llm.is_simulated}
+    if choices.tts == "simulated-hedged-voices":
+        models |= SIMULATED_TTS
+    elif choices.tts == "simulated-cartesia":
+        models["voice-1"] = SIMULATED_TTS["voice-1"]
     if choices.stt == "simulated-hedged":
         return models | SIMULATED_STT
     if choices.stt in SIMULATED_STT:

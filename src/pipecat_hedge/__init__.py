@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         AllProvidersFailed,
         AttemptReport,
         HedgeError,
+        SpeechReport,
         TranscriptReport,
         TurnReport,
     )
@@ -23,7 +24,13 @@ if TYPE_CHECKING:
         TokenBudget,
     )
     from pipecat_hedge.vllm import VLLMService
-    from pipecat_hedge.voice import FillerProcessor, HedgedSTTService, TranscriptTiming
+    from pipecat_hedge.voice import (
+        FillerProcessor,
+        HedgedSTTService,
+        HedgedTTSService,
+        TranscriptTiming,
+        Voice,
+    )
 
 __all__ = [
     "AllProvidersFailed",
@@ -38,15 +45,18 @@ __all__ = [
     "HedgePolicy",
     "HedgedLLMService",
     "HedgedSTTService",
+    "HedgedTTSService",
     "Provider",
     "ProviderStats",
     "RetrievalProcessor",
     "Slo",
+    "SpeechReport",
     "TokenBudget",
     "TranscriptReport",
     "TranscriptTiming",
     "TurnReport",
     "VLLMService",
+    "Voice",
 ]
 
 # Resolved on first use: the simulator and other tools start without loading Pipecat.
@@ -54,11 +64,17 @@ _PACKAGES = {
     "answers": ("ExactAnswers", "FaqAnswers"),
     "policy": ("ComplexityRouter", "HedgePolicy", "Slo"),
     "providers": ("CircuitBreakerSettings",),
-    "race": ("AllProvidersFailed", "AttemptReport", "HedgeError", "TranscriptReport", "TurnReport"),
+    "race": (
+        *("AllProvidersFailed", "AttemptReport", "HedgeError"),
+        *("SpeechReport", "TranscriptReport", "TurnReport"),
+    ),
     "retrieval": ("RetrievalProcessor",),
     "service": ("HedgeMetricsData", "HedgedLLMService", "Provider", "ProviderStats", "TokenBudget"),
     "vllm": ("VLLMService",),
-    "voice": ("FillerProcessor", "HedgedSTTService", "TranscriptTiming"),
+    "voice": (
+        *("FillerProcessor", "HedgedSTTService", "HedgedTTSService"),
+        *("TranscriptTiming", "Voice"),
+    ),
 }
 
 

@@ -222,3 +222,13 @@ def test_a_simulated_recognizer_needs_the_simulator(wire: str) -> None:
     assert list(simulated_models(choices)) == (both if wire == "hedged" else [choices.stt])
     with pytest.raises(SettingError, match="write deepgram, openai or hedged"):
         choose({"SIMULATED_STT": "whisper"})
+
+
+@pytest.mark.parametrize(("how", "voices"), [("cartesia", 1), ("hedged", 2)])
+def test_a_simulated_voice_needs_the_simulator(how: str, voices: int) -> None:
+    """It takes the place of Cartesia's, and each connection has a row of faults of its own."""
+    choices = choose({"SIMULATED_TTS": how, "CARTESIA_API_KEY": "k", "OPENAI_API_KEY": "k"})
+    assert choices.needs_simulator
+    assert list(simulated_models(choices)) == ["voice-1", "voice-2"][:voices]
+    with pytest.raises(SettingError, match="write cartesia or hedged"):
+        choose({"SIMULATED_TTS": "espeak"})

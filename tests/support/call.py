@@ -145,16 +145,22 @@ class PhoneCall:
         llm: LLMService[Any],
         *,
         voice: Voice | None = None,
+        speech: tuple[TTSService, BaseOutputTransport] | None = None,
         fillers: FillerProcessor | None = None,
         strategies: UserTurnStrategies | None = None,
         before: Sequence[FrameProcessor] = (),
         tool_secs: float = 0.0,
         **options: Any,
     ):
-        """Prepare a call; with ``strategies`` Pipecat's user aggregator finds the turns' ends."""
+        """Prepare a call.
+
+        With ``strategies`` Pipecat's user aggregator finds the turns' ends. ``speech`` stands in
+        the place of the voice and the loudspeaker.
+        """
         tool = FunctionSchema("look_up", "Looks up.", {}, [], handler=self._look_up)
         self.context = LLMContext(tools=[tool])
         self.voice = voice or Voice()
+        self._speech = speech or (self.voice, Loudspeaker())
         self.turns: list[TurnLatency] = []
         self.tools: list[str] = []
         self.tool_line: TTSSpeakFrame | None = None
@@ -169,7 +175,7 @@ class PhoneCall:
         self.line = Line(
             llm,
             before=[*before, *([aggregators.user()] if strategies else [])],
-            processors=[*([fillers] if fillers else []), self.voice, Loudspeaker()],
+            processors=[*([fillers] if fillers else []), *self._speech],
             after=[aggregators.assistant()],
             observers=[self.observer],
         )
@@ -201,7 +207,7 @@ class PhoneCall:
             elif event is ask:
                 await self.line.send(LLMContextFrame(self.context))
             elif isinstance(event, TTSSpeakFrame):
-                await self.voice.queue_frame(event)
+                await self._speech[0].queue_frame(event)
             else:
                 await self.line.send(event if isinstance(event, Frame) else event())
 

@@ -12,13 +12,14 @@ takes up to about 150 KB of memory and 50 KB of a file."""
 SIMULATED_HEADER = "x-pipecat-hedge-simulated"
 """The header of the simulator's responses, whose statistics are not kept."""
 
-Measures: TypeAlias = Literal["first_token", "whole_answer", "wait", "transcript"]
+Measures: TypeAlias = Literal["first_token", "whole_answer", "wait", "transcript", "speech"]
 
 _KINDS: dict[Measures, str] = {
     "first_token": "",
     "whole_answer": " | whole answers",
     "wait": " | waits",
     "transcript": " | transcripts",
+    "speech": " | speech",
 }
 
 
@@ -31,7 +32,8 @@ class Backend:
         model: Its model; None if unknown.
         usd_per_mtok: Price in US dollars per million ``(input, output)`` tokens; None if unknown.
         measures: What is timed: the first token; the whole answer, as of a one-shot inference; the
-            caller's wait for an LLM or a tool; or a recogniser's last transcript of an utterance.
+            caller's wait for an LLM or a tool; a recogniser's last transcript of an utterance; or
+            the first audible sound of a voice.
         record_key: The key of its record; see ``key_of``.
         key: The key of its statistics.
     """

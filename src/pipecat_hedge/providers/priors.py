@@ -35,6 +35,11 @@ TRANSCRIPT = SurvivalCurve.of(
 """From the end of speech to a recogniser's last transcript: the p99s that Pipecat 1.14 ships for
 its recognisers (``stt_latency.py``) lie between 0.35 and 2.1 s."""
 
+SPEECH = SurvivalCurve.of(
+    [0.1, 0.15, 0.2, 0.3, 0.45, 0.7, 1.0], [0.9, 0.7, 0.5, 0.25, 0.1, 0.03, 0.01], 0.5
+)
+"""From a sentence to the first audible sound of a voice: assumed, until it is learned."""
+
 
 def prior_for(provider: str, model: str | None = None) -> SurvivalCurve:
     """Return the assumed time to first token of a provider; its model may be None if unknown."""

@@ -28,7 +28,7 @@ from pipecat_hedge.providers.latency_model import in_doubt
 from pipecat_hedge.providers.loop_holds import LoopHolds
 from pipecat_hedge.providers.permits import BY_TIER, OPTIONAL, Permit, Terms
 from pipecat_hedge.providers.priority import WorkClass
-from pipecat_hedge.providers.priors import TRANSCRIPT, prior_for
+from pipecat_hedge.providers.priors import SPEECH, TRANSCRIPT, prior_for
 from pipecat_hedge.providers.record import BreakerChange, ProviderRecord
 from pipecat_hedge.providers.shared_outage import SharedOutage
 from pipecat_hedge.providers.slow_period import SlowPeriod
@@ -125,6 +125,8 @@ class ProviderRegistry:
                 prior = in_doubt(prior)
             elif backend.measures == "transcript":
                 prior = TRANSCRIPT
+            elif backend.measures == "speech":
+                prior = SPEECH
             latency = latencies[backend.key] = ProviderLatency(prior)
             if (saved := self._saved.get(backend.key)) is not None:
                 latency.restore(saved)

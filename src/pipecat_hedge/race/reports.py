@@ -164,6 +164,35 @@ class TranscriptReport:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeechReport:
+    """What was spoken of one answer, or of a line of the bot's own.
+
+    Parameters:
+        voice: The voice that spoke its last sentence; None if nothing was spoken.
+        sentences: Its sentences.
+        rescued: Those that another voice than the one asked first has spoken, or ended.
+        left_out: Those that no voice has spoken to their end. What of them was not played is not in
+            the conversation either.
+        first_sound_secs: From the first sentence's text to its first sound, in seconds; None if
+            nothing was spoken.
+        silent_secs: The silence heard between its sentences, in seconds.
+        characters: What was to be spoken.
+        extra_characters: What other voices were asked for as well, which is billed, too.
+        was_interrupted: Whether the caller interrupted it.
+    """
+
+    voice: str | None
+    sentences: int
+    rescued: int
+    left_out: int
+    first_sound_secs: float | None
+    silent_secs: float
+    characters: int
+    extra_characters: int
+    was_interrupted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class TurnReport:
     """One LLM turn, from the context frame to the end of the answer.
 

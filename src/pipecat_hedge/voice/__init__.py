@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pipecat_hedge.voice.eager_stop import EagerStopStrategy
     from pipecat_hedge.voice.filler import FillerProcessor
     from pipecat_hedge.voice.hedged_stt import HedgedSTTService
+    from pipecat_hedge.voice.hedged_tts import HedgedTTSService, Voice
     from pipecat_hedge.voice.transcript_timing import TranscriptTiming
     from pipecat_hedge.voice.turn_latency import TurnLatencyObserver
     from pipecat_hedge.voice.turn_timeline import TurnLatency
@@ -19,9 +20,11 @@ __all__ = [
     "EagerStopStrategy",
     "FillerProcessor",
     "HedgedSTTService",
+    "HedgedTTSService",
     "TranscriptTiming",
     "TurnLatency",
     "TurnLatencyObserver",
+    "Voice",
     "read_audio",
 ]
 
@@ -30,6 +33,7 @@ _MODULES = {
     "eager_stop": ("EagerStopStrategy",),
     "filler": ("FillerProcessor",),
     "hedged_stt": ("HedgedSTTService",),
+    "hedged_tts": ("HedgedTTSService", "Voice"),
     "transcript_timing": ("TranscriptTiming",),
     "turn_latency": ("TurnLatencyObserver",),
     "turn_timeline": ("TurnLatency",),

@@ -16,6 +16,8 @@ from pipecat_hedge.tools.simulator.behaviour import KEYS, Plan, override, plan
 from pipecat_hedge.tools.simulator.script import Prompt, Turn
 from pipecat_hedge.tools.simulator.timeline import (
     FAULTS,
+    SPEECH_FAULTS,
+    VOICE_FAULTS,
     ErrorStatus,
     Reply,
     Scene,
@@ -211,5 +213,5 @@ def test_a_cut_strikes_in_mid_sentence(reply: Reply, after: int | None, text: st
 
 def test_every_fault_is_documented() -> None:
     text = (Path(__file__).parents[3] / "docs" / "reference" / "faults.md").read_text()
-    for fault in FAULTS.values():
+    for fault in (FAULTS | SPEECH_FAULTS | VOICE_FAULTS).values():
         assert f"| `{fault.name}` | {fault.summary} |" in text

@@ -27,6 +27,7 @@ from pipecat_hedge.tools.simulator.script import (
 from pipecat_hedge.tools.simulator.timeline import (
     FAULTS,
     SPEECH_FAULTS,
+    VOICE_FAULTS,
     Fault,
     Reply,
     Scene,
@@ -37,12 +38,12 @@ from pipecat_hedge.tools.simulator.timeline import (
 # A separator counts only before a key, so that answers and JSON may contain it.
 _SEPARATOR = re.compile(r"[&,](?=[a-z_]+=)")
 _PROFILE_END = re.compile(r"[?@]")
-# Recognisers have no published latencies: they answer as the profile "fixed".
-_RECOGNIZER = re.compile(r"nova|flux|whisper|transcribe")
+# Recognisers and voices have no published latencies: they answer as the profile "fixed".
+_SPEECH = re.compile(r"nova|flux|whisper|transcribe|sonic|eleven|aura|tts")
 _HEADERS_SHARE = 0.5  # assumption: headers arrive halfway to the first token
 _RETRY_AFTER_SECS = 1.0
-ALL_FAULTS = {**FAULTS, **SPEECH_FAULTS}
-"""The faults of models and recognisers; one that a wire cannot have does nothing there."""
+ALL_FAULTS = {**FAULTS, **SPEECH_FAULTS, **VOICE_FAULTS}
+"""The faults of models, recognisers and voices; one that a wire cannot have does nothing there."""
 
 
 class BehaviourError(ValueError):
@@ -137,7 +138,7 @@ def parse_model(model: str) -> Behaviour:
         BehaviourError: If the profile, a key or a value is unknown; names the known ones.
     """
     name, *rest = _PROFILE_END.split(model, maxsplit=1)
-    profile = "fixed" if name not in PROFILES and _RECOGNIZER.search(name) else name
+    profile = "fixed" if name not in PROFILES and _SPEECH.search(name) else name
     if profile not in PROFILES:
         known = ", ".join(PROFILES)
         raise BehaviourError(f"model: unknown profile {name!r}; known profiles: {known}", 404)

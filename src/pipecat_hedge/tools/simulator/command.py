@@ -10,7 +10,7 @@ import textwrap
 from pipecat_hedge.providers import PROFILES
 from pipecat_hedge.tools.simulator.behaviour import KEYS
 from pipecat_hedge.tools.simulator.server import Simulator
-from pipecat_hedge.tools.simulator.timeline import FAULTS, SPEECH_FAULTS
+from pipecat_hedge.tools.simulator.timeline import FAULTS, SPEECH_FAULTS, VOICE_FAULTS
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +21,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "faults": {fault.name: fault.summary for fault in FAULTS.values()},
         "faults of streaming recognisers, besides cut": {
             fault.name: fault.summary for fault in SPEECH_FAULTS.values()
+        },
+        "faults of voices, besides those of models (a word is a token) and late, half_open, 1008": {
+            fault.name: fault.summary for fault in VOICE_FAULTS.values()
         },
     }
     parser.formatter_class = argparse.RawDescriptionHelpFormatter

@@ -91,7 +91,7 @@ class Exchange:
                     return self._response
                 case Signal.HEADERS:
                     if self.entry.stream:
-                        await self._start("text/event-stream; charset=utf-8")
+                        await self._start(self.wire.content_type)
                 case Signal():
                     await self._break_off(step.act, held, wire)
                 case event if self.entry.stream:

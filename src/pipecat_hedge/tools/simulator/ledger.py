@@ -1,4 +1,4 @@
-"""Records every request and recogniser's socket: arrival, what was sent, end; no texts.
+"""Records every request, socket and voice's context: arrival, what was sent, end; no texts.
 
 An entry is open from the request's arrival until it is `completed` (sent to its end), `failed` (an
 error status, a reset, a cut: caused by the provider) or `aborted` (the client disconnected). The
@@ -25,7 +25,8 @@ class LedgerEntry:
     Parameters:
         id: Its number, from 1.
         wire: ``openai``, ``anthropic`` or ``google``; of recognisers ``deepgram`` (a socket) or
-            ``openai-stt``.
+            ``openai-stt``; of voices ``cartesia``, ``elevenlabs`` (contexts), ``deepgram-tts``
+            (what is spoken up to a flush) or ``openai-tts``, and ``cartesia socket`` and so on.
         model: The model name of the request, including its behaviour.
         started_secs: Arrival.
         profile: The latency profile, None if the model name was rejected.
@@ -33,15 +34,17 @@ class LedgerEntry:
         stream: Whether a stream was requested.
         began_secs: Start of serving; later than the arrival if the request was queued.
         headers_secs: Status and headers sent.
-        first_token_secs: First token of the answer, or the start of a tool call, sent.
+        first_token_secs: First token of the answer, the start of a tool call, or the first word
+            that can be heard, sent.
         ended_secs: End.
         outcome: How it ended.
         status: The HTTP status, None if none was sent.
-        tokens_sent: Tokens sent, reasoning included.
+        tokens_sent: Tokens sent, reasoning included; of a voice words.
         prompt_tokens: Estimated length of the prompt.
         utterances: Utterances heard on a socket.
         interims: Interim transcripts sent on it.
         finals: Final transcripts sent on it, empty ones aside.
+        characters: Characters that a voice was to speak.
     """
 
     id: int
@@ -62,6 +65,7 @@ class LedgerEntry:
     utterances: int = 0
     interims: int = 0
     finals: int = 0
+    characters: int = 0
 
 
 class Ledger:

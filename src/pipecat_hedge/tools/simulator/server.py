@@ -24,6 +24,7 @@ from pipecat_hedge.tools.simulator.behaviour import (
     Behaviour,
     BehaviourError,
     Drawn,
+    Plan,
     checked_capacity,
     draw,
     override,
@@ -34,13 +35,21 @@ from pipecat_hedge.tools.simulator.behaviour import (
 from pipecat_hedge.tools.simulator.deepgram import DeepgramSocket
 from pipecat_hedge.tools.simulator.exchange import Exchange
 from pipecat_hedge.tools.simulator.ledger import Ledger
-from pipecat_hedge.tools.simulator.script import CALLER_LINES
+from pipecat_hedge.tools.simulator.script import CALLER_LINES, Prompt
 from pipecat_hedge.tools.simulator.speech import RATE, Samples, Transcripts
+from pipecat_hedge.tools.simulator.voice_sound import Speech, Voice, spoken_text
+from pipecat_hedge.tools.simulator.voices import (
+    CartesiaSocket,
+    DeepgramVoiceSocket,
+    ElevenLabsSocket,
+    VoiceSocket,
+)
 from pipecat_hedge.tools.simulator.wires import (
     AnthropicWire,
     GoogleWire,
     OpenAIWire,
     PromptError,
+    SpeechWire,
     TranscriptionWire,
 )
 
@@ -59,13 +68,28 @@ class ProviderUrls(ABC):
 
     @property
     def openai_url(self) -> str:
-        """The ``base_url`` for OpenAI's SDK and Pipecat's OpenAI services, transcripts included."""
+        """The ``base_url`` for OpenAI's SDK and Pipecat's OpenAI services, of speech too."""
         return f"{self.url}/v1"
 
     @property
     def deepgram_url(self) -> str:
-        """The ``base_url`` for Pipecat's Deepgram service."""
+        """The ``base_url`` for Pipecat's Deepgram recogniser."""
         return self.url
+
+    @property
+    def deepgram_voice_url(self) -> str:
+        """The ``base_url`` for Pipecat's Deepgram voice."""
+        return self.url.replace("http", "ws", 1)
+
+    @property
+    def elevenlabs_url(self) -> str:
+        """The ``url`` for Pipecat's ElevenLabs service."""
+        return self.url.replace("http", "ws", 1)
+
+    @property
+    def cartesia_url(self) -> str:
+        """The ``url`` for Pipecat's Cartesia service."""
+        return f"{self.elevenlabs_url}/tts/websocket"
 
     @property
     def anthropic_url(self) -> str:
@@ -79,7 +103,7 @@ class ProviderUrls(ABC):
 
 
 class Simulator(ProviderUrls):
-    """Providers on loopback: LLMs of OpenAI, Anthropic and Google, recognisers of two, on one port.
+    """Providers on loopback: LLMs of three protocols, recognisers of two, voices of four; one port.
 
     ::
 
@@ -93,6 +117,9 @@ class Simulator(ProviderUrls):
         capacity: The number of concurrent requests. Others wait in order of arrival, and their
             times begin when they are served. None is no limit.
         transcripts: What recognisers hear: see `Transcripts`.
+        voice: Returns the sound of a text, at 16 kHz, mono, 16 bit. None spells words in tones.
+        voice_script: How a model's n-th text is spoken, such as ``?fault=late&delay=2``; empty: as
+            usual. From the beginning again at its end.
 
     Raises:
         ValueError: If the port or the capacity is out of range.
@@ -107,6 +134,8 @@ class Simulator(ProviderUrls):
         seed: int = 0,
         capacity: int | None = None,
         transcripts: Callable[[Samples], str] | Iterable[str] = CALLER_LINES,
+        voice: Voice | None = None,
+        voice_script: Iterable[str] = (),
     ):
         if not isinstance(port, int) or not 0 <= port <= 65535:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"port: expected a number from 0 to 65535, got {port!r}")
@@ -115,7 +144,8 @@ class Simulator(ProviderUrls):
         self._seed = seed
         self._default_capacity = checked_capacity(capacity)
         self._transcripts = Transcripts(transcripts)
-        for keys in self._transcripts.all_keys:
+        self._voice, self._voice_script = voice, Transcripts(voice_script)
+        for keys in self._transcripts.all_keys + self._voice_script.all_keys:
             override(parse_model("fixed"), keys)
         self._sockets: dict[str, socket.socket] = {}
         self._ledger: Ledger | None = None
@@ -132,13 +162,19 @@ class Simulator(ProviderUrls):
         self._overrides: dict[str, dict[str, Any]] = {}
         self._requests: Counter[str] = Counter()
         self._serving: set[asyncio.Task[Any]] = set()
-        self._is_stopping = False
         app = web.Application(client_max_size=_MAX_BODY_BYTES)
         app.add_routes(
             [
                 web.post("/v1/chat/completions", self._openai),
                 web.post("/v1/audio/transcriptions", self._transcribe),
                 web.get("/v1/listen", self._deepgram),
+                web.post("/v1/audio/speech", self._speech),
+                web.get("/v1/speak", functools.partial(self._speak, DeepgramVoiceSocket)),
+                web.get("/tts/websocket", functools.partial(self._speak, CartesiaSocket)),
+                web.get(
+                    "/v1/text-to-speech/{_}/multi-stream-input",
+                    functools.partial(self._speak, ElevenLabsSocket),
+                ),
                 web.post("/v1/messages", self._anthropic),
                 web.post("/v1beta/models/{call:.+}", self._google),
                 web.get("/v1/models", self._get_models),
@@ -159,7 +195,8 @@ class Simulator(ProviderUrls):
 
     async def __aexit__(self, *_: object) -> None:
         """Stop serving; open requests count as failed."""
-        self._is_stopping = True
+        for entry in self.ledger.open:
+            self.ledger.ended(entry, "failed")
         for task in self._serving:
             task.cancel()
         await self._runner.cleanup()
@@ -270,16 +307,45 @@ class Simulator(ProviderUrls):
             return web.json_response({"err_code": "Bad Request", "err_msg": str(error)}, status=400)
         finally:
             self._serving.discard(task)
-            self.ledger.ended(entry, "failed" if self._is_stopping else "aborted")
+            self.ledger.ended(entry, "aborted")
 
     def _utterance(self, model: str) -> tuple[Drawn, str | None]:
         """Return what is drawn for a model's next utterance, and its text if it is scripted."""
-        behaviour = parse_model(model)
-        keys, text = self._transcripts.next(model)
-        if keys:
-            behaviour = override(behaviour, keys)
-        behaviour = self._in_conditions(behaviour, model)
+        behaviour, text = self._scripted(self._transcripts, model)
         return draw(behaviour, self._rng(model)), behaviour.answer or text
+
+    def _scripted(self, script: Transcripts, model: str) -> tuple[Behaviour, str | None]:
+        """Return how a model's next utterance or text is served, and the script's text."""
+        keys, text = script.next(model)
+        behaviour = parse_model(model)
+        behaviour = override(behaviour, keys) if keys else behaviour
+        return self._in_conditions(behaviour, model), text
+
+    async def _speech(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(Exchange(request, SpeechWire, self.ledger))
+
+    async def _speak(self, kind: type[VoiceSocket], request: web.Request) -> web.StreamResponse:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        try:
+            return await kind(request, self.ledger, self._begin_text).serve()
+        except ValueError as error:  # a BehaviourError is one
+            return _error(400, str(error))
+        finally:
+            self._serving.discard(task)
+
+    async def _begin_text(self, model: str, text: str, rate: int) -> tuple[Plan, Speech]:
+        """Return how a model's next text is spoken, and its sound."""
+        behaviour, _ = self._scripted(self._voice_script, model)
+        text = behaviour.answer or spoken_text(text)
+        speech = await self._sound(text, rate)
+        return plan(behaviour, Prompt((), transcript=text), self._rng(model)), speech
+
+    async def _sound(self, text: str, rate: int) -> Speech:
+        if self._voice is None:
+            return Speech(text, rate)
+        return await asyncio.to_thread(Speech, text, rate, self._voice)
 
     async def _recognize(self, samples: Samples) -> str:
         assert self._transcripts.recognize is not None
@@ -307,8 +373,7 @@ class Simulator(ProviderUrls):
             await asyncio.get_running_loop().create_future()
             raise AssertionError("unreachable")
         except asyncio.CancelledError:
-            if not self._is_stopping:
-                exchange.abort()
+            exchange.abort()
             raise
         finally:
             self._serving.discard(task)
@@ -326,9 +391,13 @@ class Simulator(ProviderUrls):
             behaviour = parse_model(entry.model)
             entry.profile = behaviour.profile.name
             if is_upload and "audio" in body:
-                keys, text = self._transcripts.next(entry.model)
-                behaviour = override(behaviour, keys) if keys else behaviour
+                behaviour, text = self._scripted(self._transcripts, entry.model)
                 body["transcript"] = await self._recognize(body["audio"]) if text is None else text
+            elif wire is SpeechWire and "input" in body:
+                behaviour, _ = self._scripted(self._voice_script, entry.model)
+                entry.characters = len(body["input"])
+                body["transcript"] = behaviour.answer or spoken_text(body["input"])
+                body["speech"] = await self._sound(body["transcript"], SpeechWire.rate)
             prompt = wire.read_prompt(body, stream=entry.stream)
             text = prompt.user_texts[-1] if prompt.user_texts else ""
             if re.match(r"\?[a-z_]+=", text):
@@ -417,7 +486,9 @@ class Simulator(ProviderUrls):
         return _error(
             404,
             f"unknown address {request.method} {request.path}; known: POST /v1/chat/completions, "
-            "POST /v1/audio/transcriptions, GET /v1/listen, POST /v1/messages, "
+            "POST /v1/audio/transcriptions, GET /v1/listen, POST /v1/audio/speech, GET /v1/speak, "
+            "GET /tts/websocket, GET /v1/text-to-speech/{voice}/multi-stream-input, "
+            "POST /v1/messages, "
             "POST /v1beta/models/{model}:streamGenerateContent, "
             "GET /v1/models, GET and DELETE /ledger, GET and POST /simulator/conditions",
         )

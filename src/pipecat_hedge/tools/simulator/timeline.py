@@ -436,3 +436,17 @@ _SPEECH_FAULTS = (
 
 SPEECH_FAULTS = {fault.name: fault for fault in _SPEECH_FAULTS}
 """A streaming recogniser's own faults by name; the shape is that of a single response."""
+
+
+def _silence_only(scene: Scene) -> Iterator[Step]:
+    return scene.answer([Text(token, is_answer=False) for token in scene.reply.tokens])
+
+
+_VOICE_FAULTS = (
+    Fault("silence_only", _silence_only, "audio in which nothing is to be heard"),
+    Fault("wrong_context", healthy, "words have the name of the context that was begun before"),
+    Fault("no_timestamps", healthy, "words without their times"),
+)
+
+VOICE_FAULTS = {fault.name: fault for fault in _VOICE_FAULTS}
+"""A voice's own faults by name; it also has those of models, its words being the tokens."""

@@ -28,6 +28,7 @@ from pipecat_hedge.tools.simulator.timeline import (
     ToolStart,
     tokenize,
 )
+from pipecat_hedge.tools.simulator.voice_sound import Speech
 
 Json = dict[str, Any]
 
@@ -50,6 +51,13 @@ class Transcription(Prompt):
     has_logprobs: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spoken(Prompt):
+    """A request for speech: its transcript's sound."""
+
+    speech: Speech
+
+
 class Wire(ABC):
     """One response in one provider's protocol.
 
@@ -61,6 +69,8 @@ class Wire(ABC):
 
     name: ClassVar[str]
     id_header: ClassVar[str] = "x-request-id"
+    content_type: ClassVar[str] = "text/event-stream; charset=utf-8"
+    """Of a stream."""
     in_band_status: ClassVar[int]
     """The status of an error in a stream that sets none."""
 
@@ -302,6 +312,27 @@ class TranscriptionWire(OpenAIWire):
         if prompt.has_logprobs:
             found["logprobs"] = [{"token": token, "logprob": -0.1} for token in tokenize(text)]
         return found | {"usage": {"type": "duration", "seconds": math.ceil(prompt.secs)}}
+
+
+class SpeechWire(OpenAIWire):
+    """The protocol of ``/v1/audio/speech``: the answer is a stream of samples."""
+
+    name = "openai-tts"
+    content_type = "audio/pcm"
+    rate: ClassVar = 24_000
+
+    @staticmethod
+    def read_prompt(body: Json, *, stream: bool) -> Prompt:
+        """Parse a request, with the ``speech`` of its input."""
+        if "speech" not in body:
+            raise PromptError("input: expected a text")
+        if body.get("response_format") != "pcm":
+            raise PromptError("response_format: expected 'pcm'")
+        return Spoken((), transcript=body["transcript"], speech=body["speech"])
+
+    def _encode(self, event: Event) -> bytes:
+        assert isinstance(self.prompt, Spoken)
+        return self.prompt.speech.take(event) if isinstance(event, Text) else b""
 
 
 class AnthropicWire(Wire):

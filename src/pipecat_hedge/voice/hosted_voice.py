@@ -1,0 +1,325 @@
+"""Hosts a text-to-speech service: it synthesises, and says nothing itself.
+
+A request is a ``TTSSpeakFrame`` with a context of its own. What the service would queue in its
+audio contexts is taken from it on the instance. This is the one module of speech that uses what is
+private of Pipecat: the connection, the slots of spoken text, and the contexts' settings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from loguru import logger
+from pipecat.audio.utils import create_stream_resampler, detect_speech_onset
+from pipecat.frames.frames import (
+    ErrorFrame,
+    Frame,
+    StartFrame,
+    TTSAudioRawFrame,
+    TTSSpeakFrame,
+    TTSStoppedFrame,
+)
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessorSetup
+from pipecat.services.tts_service import (
+    InterruptibleTTSService,
+    TTSService,
+    WebsocketTTSService,
+)
+from pipecat.utils.context.word_timestamp_tracker import WordTimestamp
+
+from pipecat_hedge.race.task_scope import TaskScope
+
+SILENCE_SECS = 3.0
+"""The longest time in which no other voice is asked, as ``silence_secs`` of ``HedgePolicy``."""
+LATE_SECS = 1.0
+"""A voice that is silent for longer, and for longer than in its last hundred sentences, is late."""
+ONSET_SECS = 0.2
+"""The audio that is searched for the beginning of speech; Pipecat's detector needs 0.05 s of it."""
+
+
+class Synthesis:
+    """One request: a text, and what has come of it.
+
+    Attributes:
+        voice: Who was asked.
+        text: The text.
+        asked_at: When, in the loop's time.
+        audible_at: When its first audible audio came; None if none has.
+        audio_secs: The audio that has come.
+        words: The words that have been timed, with their seconds from the start of the audio.
+        is_ended: Whether the service has said that it is whole.
+        error: Why it failed; None if it has not.
+    """
+
+    def __init__(self, voice: HostedVoice, text: str, changed: Callable[[], None]):
+        self.voice, self.text = voice, text
+        self.context_id = str(uuid.uuid4())
+        self.asked_at = asyncio.get_running_loop().time()
+        self.audible_at: float | None = None
+        self.heard_at = self.asked_at
+        self.audio_secs = 0.0
+        self.words: list[tuple[str, float]] = []
+        self.is_ended = False
+        self.error: str | None = None
+        self.sent_at = self.asked_at
+        self.is_sent = False
+        self._items: deque[TTSAudioRawFrame | WordTimestamp] = deque()
+        self._searched = b""
+        self._resampler = create_stream_resampler(clear_after_secs=None)
+        self._changed = changed
+
+    def take(self) -> list[TTSAudioRawFrame | WordTimestamp]:
+        """The audio and words that have come since the last call."""
+        taken = list(self._items)
+        self._items.clear()
+        return taken
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something has come that was not taken."""
+        return bool(self._items)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self.is_ended or self.error is not None
+
+    def fail(self, why: str) -> None:
+        """Nothing more comes."""
+        if not self.is_over:
+            self.error = why
+            self._changed()
+
+    async def end(self, sample_rate: int) -> None:
+        """The service says that it is whole."""
+        if not self.is_over:
+            self._take_audio(await self._resampler.flush(), sample_rate)
+            self.is_ended = True
+            if self.audible_at is None:
+                self.is_ended, self.error = False, "ended without a sound"
+            self._changed()
+
+    async def append(self, item: Frame | WordTimestamp, sample_rate: int) -> None:
+        """Take what the service has sent."""
+        if isinstance(item, TTSAudioRawFrame):
+            await self._append_audio(item, sample_rate)
+        elif isinstance(item, WordTimestamp):
+            self.words.append((item.word, item.timestamp))
+            self._items.append(item)
+        elif isinstance(item, ErrorFrame):
+            self.fail(item.error)
+        elif isinstance(item, TTSStoppedFrame):
+            await self.end(sample_rate)
+        self._changed()
+
+    async def _append_audio(self, frame: TTSAudioRawFrame, sample_rate: int) -> None:
+        if frame.num_channels > 1:
+            samples = np.frombuffer(frame.audio, np.int16).reshape(-1, frame.num_channels)
+            frame.audio = samples.mean(axis=1).astype(np.int16).tobytes()
+        audio = await self._resampler.resample(frame.audio, frame.sample_rate, sample_rate)
+        self._take_audio(audio, sample_rate)
+
+    def _take_audio(self, audio: bytes, sample_rate: int) -> None:
+        if not audio:
+            return
+        self.heard_at = asyncio.get_running_loop().time()
+        frame = TTSAudioRawFrame(audio, sample_rate, 1)
+        self.audio_secs += frame.num_frames / sample_rate
+        self._items.append(frame)
+        if self.audible_at is None:
+            self._searched += audio
+            if detect_speech_onset(self._searched, sample_rate) is not None:
+                self.audible_at, self._searched = self.heard_at, b""
+            else:
+                self._searched = self._searched[-2 * int(ONSET_SECS * sample_rate) :]
+
+
+class HostedVoice:
+    """A service that synthesises for another one.
+
+    Attributes:
+        name: The voice's name.
+        service: The service.
+        open: Its unfinished requests, by context.
+        sounds: The times to the first sound of its last sentences, in seconds.
+    """
+
+    def __init__(self, name: str, service: TTSService):
+        self.name, self.service = name, service
+        self.open: dict[str, Synthesis] = {}
+        self.sounds: deque[float] = deque(maxlen=100)
+        self._asking: Synthesis | None = None
+        self._sample_rate = 0
+        self._turn = asyncio.Lock()
+        self._tasks: dict[str, TaskScope] = {}
+        self._scope = TaskScope()
+        self._is_free = asyncio.Event()
+        for method in (
+            *("create_context_id", "create_audio_context", "append_to_audio_context"),
+            *("remove_audio_context", "audio_context_available", "get_audio_contexts"),
+            *("get_active_audio_context_id", "has_active_audio_context"),
+            *("remove_active_audio_context", "reset_active_audio_context", "push_frame"),
+        ):
+            setattr(service, method, getattr(self, f"_{method}"))
+        if isinstance(service, WebsocketTTSService):
+            service._close_connection_contexts = self._connection_closed
+        service._max_consecutive_zero_audio_contexts = 0
+
+    @property
+    def model(self) -> str | None:
+        """The service's model and voice, as in ``sonic-3/7c5a``; None without either."""
+        settings: Any = self.service._settings
+        named = (getattr(settings, "model", None), getattr(settings, "voice", None))
+        return "/".join(each for each in named if isinstance(each, str)) or None
+
+    @property
+    def late_secs(self) -> float:
+        """When another voice is asked at the latest, whatever it costs."""
+        return min(max((LATE_SECS, *self.sounds)), SILENCE_SECS)
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Whether the service cannot tell whose audio it gets, so that requests must wait."""
+        service = self.service
+        return isinstance(service, InterruptibleTTSService) or service._pause_frame_processing
+
+    async def setup(self, setup: FrameProcessorSetup, sample_rate: int) -> None:
+        """Set the service up; its audio is brought to a sample rate."""
+        self._sample_rate = sample_rate
+        await self.service.setup(setup)
+
+    def start(self, frame: StartFrame) -> None:
+        """Start the service; nothing waits for its handshake."""
+        self._scope.start(self._process(frame), name=f"starts {self.name}")
+
+    async def process(self, frame: Frame) -> None:
+        """Give the service a frame that is not a text."""
+        await self._process(frame)
+
+    async def close(self) -> None:
+        """Release its resources."""
+        await self._scope.close()
+        await self.service.cleanup()
+
+    async def _process(self, frame: Frame) -> None:
+        await self.service.process_frame(frame, FrameDirection.DOWNSTREAM)
+
+    # ---- requests
+
+    def ask(self, text: str, changed: Callable[[], None]) -> Synthesis:
+        """Ask for a text.
+
+        Args:
+            text: The text.
+            changed: Called when something has come of it.
+        """
+        asked = Synthesis(self, text, changed)
+        scope = self._tasks[asked.context_id] = TaskScope()
+        scope.start(self._send(asked), name=f"{self.name} synthesises")
+        return asked
+
+    async def _send(self, asked: Synthesis) -> None:
+        async with self._turn:
+            while self.one_at_a_time and self.open:
+                self._is_free.clear()
+                await self._is_free.wait()
+            self.open[asked.context_id] = asked
+            asked.is_sent, asked.sent_at = True, asyncio.get_running_loop().time()
+            self._asking = asked
+            try:
+                if not self.service.is_usable:
+                    await self.service.set_usable(True)
+                await self._process(TTSSpeakFrame(asked.text, append_to_context=False))
+            except Exception as error:
+                logger.debug(f"{self.name}: {error}")
+                asked.fail(f"{type(error).__name__}")
+            finally:
+                self._asking = None
+
+    async def finish(self, asked: Synthesis) -> None:
+        """End a request, whatever has come of it; nothing of it stays in the service."""
+        if (scope := self._tasks.pop(asked.context_id, None)) is None:
+            return
+        await scope.close()
+        if asked.is_sent:
+            service = self.service
+            hook = "completed" if asked.is_ended else "interrupted"
+            try:
+                await getattr(service, f"on_audio_context_{hook}")(context_id=asked.context_id)
+            except Exception as error:
+                logger.debug(f"{self.name}: {error}")
+            service._tts_contexts.pop(asked.context_id, None)
+            service._turn_context_id = None
+            del self.open[asked.context_id]
+            service._aggregated_frame_sequencer.clear(keep_contexts=set(self.open))
+            if self.one_at_a_time and not asked.is_ended and hasattr(service, "_connect"):
+                self._scope.start(self._reconnect(), name=f"reconnects {self.name}")
+        self._is_free.set()
+
+    async def _reconnect(self) -> None:
+        """Late audio of a request would be taken for the next one's."""
+        async with self._turn:
+            service: Any = self.service
+            try:
+                await service._disconnect()
+                await service._connect()
+            except Exception as error:
+                logger.debug(f"{self.name}: {error}")
+
+    # ---- in place of the service's methods
+
+    def _create_context_id(self) -> str:
+        return str(uuid.uuid4()) if self._asking is None else self._asking.context_id
+
+    async def _create_audio_context(self, context_id: str) -> None:
+        pass
+
+    def _audio_context_available(self, context_id: str) -> bool:
+        return context_id in self.open and not self.open[context_id].is_over
+
+    def _get_audio_contexts(self) -> list[str]:
+        return [each for each in self.open if self._audio_context_available(each)]
+
+    def _get_active_audio_context_id(self) -> str | None:
+        return next(iter(self._get_audio_contexts()), None)
+
+    def _has_active_audio_context(self) -> bool:
+        return bool(self._get_audio_contexts())
+
+    async def _append_to_audio_context(
+        self, context_id: str | None, frame: Frame | WordTimestamp | None
+    ) -> None:
+        asked = self.open.get(context_id or "")
+        if asked is None or asked.is_over:
+            return
+        if frame is None:
+            await asked.end(self._sample_rate)
+        else:
+            await asked.append(frame, self._sample_rate)
+
+    async def _remove_audio_context(self, context_id: str | None) -> None:
+        await self._append_to_audio_context(context_id, None)
+
+    async def _remove_active_audio_context(self) -> None:
+        await self._remove_audio_context(self._get_active_audio_context_id())
+
+    async def _connection_closed(self) -> None:
+        for asked in list(self.open.values()):
+            asked.fail("the connection was closed")
+
+    def _reset_active_audio_context(self) -> None:
+        pass
+
+    async def _push_frame(
+        self, frame: Frame, direction: FrameDirection = FrameDirection.DOWNSTREAM
+    ) -> None:
+        if isinstance(frame, ErrorFrame):
+            logger.debug(f"{self.name}: {frame.error}")
+            for asked in list(self.open.values()):
+                if asked.audible_at is None:  # one that speaks shows by itself that it has ended
+                    asked.fail(frame.error)

@@ -1,0 +1,110 @@
+"""``HedgedTTSService`` with Pipecat's services, on the simulator's wires."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from difflib import SequenceMatcher
+from typing import Any
+
+import pytest
+from openai import DefaultAsyncHttpxClient
+
+from pipecat_hedge import HedgedTTSService, ProviderStats, Voice
+from pipecat_hedge.tools.simulator import Simulator
+from tests.live.test_voices import SOCKETS, Call, Make, cartesia, entries, openai
+
+pytestmark = pytest.mark.live
+
+TEXTS = ["Yes, we do. ", "It's forty minutes. ", "Shall we deliver?"]
+WORDS = ["yes", "we", "do", "it's", "forty", "minutes", "shall", "we", "deliver"]
+RATE = 24000
+MODEL = {"cartesia": "sonic-3", "elevenlabs": "eleven_v3", "deepgram": "aura-2", "openai": "tts-1"}
+WELL = "sonic-3?region=well"
+FAULTS = [
+    "fault=silent",
+    "fault=late&delay=8",
+    "fault=half_open",
+    "fault=silence_only",
+    "fault=1008",
+    "fault=cut",
+]
+
+BREAKING = ("fault=1008", "fault=cut")
+
+
+@asynccontextmanager
+async def hedging(
+    service: Make, script: Sequence[str] = (), **conditions: Any
+) -> AsyncIterator[tuple[Simulator, Call]]:
+    """A call with a voice that is in trouble, and a well one of the same sound."""
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(DefaultAsyncHttpxClient())
+        sim = await stack.enter_async_context(Simulator(voice_script=list(script)))
+        options: dict[str, Any] = {"http_client": client} if service is openai else {}
+        first = service(sim, sample_rate=RATE, **options)
+        second = cartesia(sim, WELL, sample_rate=RATE)
+        if conditions:
+            sim.set_conditions(MODEL[service.__name__], **conditions)
+        voices = [Voice("first", first), Voice("second", second, same_voice=True)]
+        call = Call(HedgedTTSService(voices, stats=ProviderStats(), sample_rate=RATE))
+        try:
+            await call.__aenter__()
+            yield sim, call
+        finally:
+            await sim.__aexit__(None, None, None) if "half_open" in str(conditions) else None
+            await call.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize("service", [*SOCKETS, openai])
+async def test_a_well_voice_speaks_alone(service: Make) -> None:
+    async with hedging(service) as (sim, call):
+        await call.say(*TEXTS)
+        await call.stopped()
+        assert call.words == WORDS
+        assert call.text == "".join(TEXTS)
+        assert {entry.model for entry in entries(sim)} == {MODEL[service.__name__]}
+        assert not call.errors
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("service", [*SOCKETS, openai])
+async def test_a_voice_in_trouble_is_spoken_for(service: Make, fault: str) -> None:
+    keys = dict(pair.split("=") for pair in fault.split("&"))
+    async with hedging(service, **keys) as (_, call):
+        await call.say(*TEXTS)
+        await call.stopped()
+        breaks = 3 if fault in BREAKING else 0
+        assert_heard(call, exactly=service is cartesia or not breaks, breaks=breaks)
+        assert not call.errors
+
+
+@pytest.mark.parametrize("service", SOCKETS)
+async def test_a_sentence_that_breaks_off_is_continued(service: Make) -> None:
+    """Behind its last word; where no times tell which that is, the length of the audio does."""
+    async with hedging(service, ["", "?fault=stall&after=1"]) as (_, call):
+        await call.say(*TEXTS)
+        await call.stopped()
+        assert_heard(call, exactly=service is cartesia, breaks=1)
+
+
+def assert_heard(call: Call, *, exactly: bool, breaks: int) -> None:
+    """Every word in its order; one that is estimated may be missing or doubled at a break."""
+    matching = SequenceMatcher(a=call.words, b=WORDS, autojunk=False).get_matching_blocks()
+    same = sum(block.size for block in matching)
+    assert max(len(call.words), len(WORDS)) - same <= (0 if exactly else breaks)
+    if exactly:
+        assert call.text == "".join(TEXTS)
+
+
+@pytest.mark.parametrize("service", [*SOCKETS, openai])
+async def test_nothing_stays_open(service: Make) -> None:
+    async with hedging(service, fault="silent", rate=0.5) as (sim, call):
+        for number in (1, 2, 3):
+            await call.say(*TEXTS)
+            await call.stopped(number)
+        await sim.ledger.wait_until(
+            lambda ledger: all("socket" in entry.wire for entry in ledger.open), 5
+        )
+        assert len(sim.ledger.open) <= 2
+        assert call.words == WORDS * 3

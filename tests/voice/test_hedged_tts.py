@@ -1,0 +1,423 @@
+"""``HedgedTTSService``: a sentence that stays silent is said by another voice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from pipecat.frames.frames import EndFrame, TTSSpeakFrame
+from pipecat.services.tts_service import TTSService
+
+from pipecat_hedge import ProviderStats, SpeechReport
+from pipecat_hedge.testing import Say, ScriptedLLMService
+from pipecat_hedge.voice import HedgedTTSService, Voice
+from tests.support.call import RATE, PhoneCall, ask
+from tests.support.speech import Listener, Says, ScriptedVoice, bare
+
+pytestmark = pytest.mark.virtual_time
+
+SENTENCES = (
+    "We are open until nine tonight.",
+    "Our kitchen closes half an hour before.",
+    "Would you like to book a table?",
+)
+ANSWER = " ".join(SENTENCES)
+SILENT = Says(after_secs=None)
+
+
+class Spoken:
+    """A call whose answers are spoken."""
+
+    def __init__(self, tts: TTSService, answers: Sequence[str] = (ANSWER,)):
+        self.ear = Listener()
+        llm = ScriptedLLMService(*([Say(each)] for each in answers))
+        self.call = PhoneCall(llm, speech=(tts, self.ear))
+
+
+def hedged(*scripts: Callable[[int], Says], **options: Any) -> HedgedTTSService:
+    """Voices of the same sound."""
+    voices = [
+        Voice(f"voice-{n}", ScriptedVoice(script, **options), same_voice=True)
+        for n, script in enumerate(scripts)
+    ]
+    return HedgedTTSService(voices, stats=ProviderStats(), sample_rate=RATE)
+
+
+def only(*numbers: int, says: Says = SILENT) -> Callable[[int], Says]:
+    """Some requests are answered so, the others well."""
+    return lambda number: says if number in numbers else Says()
+
+
+def voices_of(tts: HedgedTTSService) -> list[ScriptedVoice]:
+    return [each.service for each in tts._voices]  # pyright: ignore
+
+
+@pytest.mark.parametrize("times_words", [True, False])
+async def test_every_sentence_is_heard_once_and_remembered(times_words: bool) -> None:
+    tts = hedged(lambda _: Says(), lambda _: Says(), times_words=times_words)
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        assert spoken.ear.text() == bare(ANSWER)
+        assert call.remembered == [ANSWER]
+        assert not voices_of(tts)[1].asked
+        assert not call.line.errors
+
+
+@pytest.mark.parametrize("times_words", [True, False])
+@pytest.mark.parametrize("silent", [0, 1, 2])
+async def test_a_silent_sentence_is_said_by_the_other_connection(
+    silent: int, times_words: bool
+) -> None:
+    tts = hedged(only(silent), lambda _: Says(), times_words=times_words)
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        assert spoken.ear.text() == bare(ANSWER)
+        assert call.remembered == [ANSWER]
+        assert [text for _, text in voices_of(tts)[1].asked] == [SENTENCES[silent]]
+        gaps = spoken.ear.gaps()
+        assert all(gap < 0.3 for gap in gaps)
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        Says(fails=True),
+        Says(only_silence=True),
+        Says(only_silence=True, end_secs=None),
+        Says(after_secs=9.0),
+        Says(after_secs=None),
+    ],
+    ids=["fails", "silence", "endless silence", "late", "silent"],
+)
+@pytest.mark.parametrize("number", [0, 1])
+async def test_what_is_no_speech_is_said_by_the_other(says: Says, number: int) -> None:
+    tts = hedged(only(number, says=says), lambda _: Says())
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        assert spoken.ear.text() == bare(ANSWER)
+        assert call.remembered == [ANSWER]
+        assert all(gap < 0.3 for gap in spoken.ear.gaps())
+        assert spoken.ear.words()[0][0] < 1.0
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("stops_after", [1, 3])
+async def test_a_voice_that_stops_is_continued_behind_its_last_word(
+    number: int, stops_after: int
+) -> None:
+    tts = hedged(only(number, says=Says(stops_after=stops_after)), lambda _: Says())
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        assert spoken.ear.text() == bare(ANSWER)
+        assert call.remembered == [ANSWER]
+        rest = " ".join(SENTENCES[number].split()[stops_after:])
+        assert [text for _, text in voices_of(tts)[1].asked] == [rest]
+        assert all(gap < 0.4 for gap in spoken.ear.gaps())
+
+
+async def test_an_end_that_is_not_marked_holds_nothing_up() -> None:
+    tts = hedged(only(0, 1, 2, says=Says(end_secs=15.0)), lambda _: Says())
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        assert spoken.ear.text() == bare(ANSWER)
+        assert call.remembered == [ANSWER]
+        assert not voices_of(tts)[1].asked
+        assert all(gap < 0.5 for gap in spoken.ear.gaps())
+
+
+@pytest.mark.parametrize("times_words", [True, False])
+async def test_what_no_voice_says_stays_out_of_the_context(times_words: bool) -> None:
+    voice = only(1)
+    tts = hedged(voice, lambda _: SILENT, times_words=times_words)
+    asked = voices_of(tts)[0].asked
+    voices_of(tts)[0].script = lambda n: SILENT if asked[n][1] == SENTENCES[1] else Says()
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        heard = f"{SENTENCES[0]} {SENTENCES[2]}"
+        assert spoken.ear.text() == bare(heard)
+        assert call.remembered == [heard]
+        assert len(call.line.errors) == 1
+
+
+async def test_a_cut_without_a_second_voice_leaves_the_rest_out_of_the_context() -> None:
+    tts = hedged(only(0, 2, says=Says(stops_after=2)))
+    spoken = Spoken(tts, ["Yes we are open."])
+    voices_of(tts)[0].script = lambda _: Says(stops_after=2)
+    async with spoken.call as call:
+        await call.ask()
+        assert spoken.ear.text().startswith("yes we")
+        assert call.remembered[0].startswith("Yes we")
+        assert bare(call.remembered[0]) == spoken.ear.text()
+
+
+def other_sounds(*scripts: Callable[[int], Says]) -> HedgedTTSService:
+    voices = [Voice(f"voice-{n}", ScriptedVoice(script)) for n, script in enumerate(scripts)]
+    return HedgedTTSService(voices, stats=ProviderStats(), sample_rate=RATE)
+
+
+async def test_another_voice_speaks_from_the_start_of_a_turn_on_and_stays() -> None:
+    tts = other_sounds(only(0), lambda _: Says())
+    spoken = Spoken(tts, [ANSWER, "Yes. Certainly."])
+    async with spoken.call as call:
+        await call.ask(2)
+        said = [text for _, text in voices_of(tts)[1].asked]
+        assert said[0] == SENTENCES[0]
+        assert said[-2:] == ["Yes.", "Certainly."]
+        assert spoken.ear.text() == bare(f"{ANSWER} Yes. Certainly.")
+
+
+async def test_nobody_else_speaks_in_the_middle_of_a_turn() -> None:
+    tts = other_sounds(only(1), lambda _: Says())
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        first, second = voices_of(tts)
+        assert not second.asked
+        assert [text for _, text in first.asked] == [*SENTENCES, SENTENCES[1]]
+        assert spoken.ear.text() == bare(ANSWER)
+
+
+@pytest.mark.parametrize("tenth", range(1, 21))
+async def test_a_barge_in_ends_every_request_and_sound(tenth: int) -> None:
+    """At 20 instants of a rescue; the context has the words that were played."""
+    tts = hedged(only(0), lambda _: Says())
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        call.context.add_message({"role": "user", "content": "Are you open?"})
+        await call.play(ask, 0.15 * tenth)
+        await call.line.interrupt()
+        at = asyncio.get_running_loop().time()
+        await asyncio.sleep(10)
+        assert all(end <= at + 0.05 for _, end, _ in spoken.ear.words())
+        assert not any(each.open for each in voices_of(tts))
+        heard = spoken.ear.text()
+        told = bare(" ".join(call.remembered))
+        assert told in (heard, heard.rpartition(" ")[0])
+        assert left_in(tts) == []
+
+
+async def test_nothing_is_left_in_a_voice() -> None:
+    tts = hedged(only(0, 3, 4, says=SILENT), lambda _: Says())
+    spoken = Spoken(tts, [ANSWER] * 4)
+    async with spoken.call as call:
+        await call.ask(4)
+        assert left_in(tts) == []
+
+
+@pytest.mark.parametrize("rate", [8000, 24000, 44100])
+async def test_a_voice_of_another_rate_sounds_for_as_long(rate: int) -> None:
+    heard: list[float] = []
+    for each in (RATE, rate):
+        spoken = Spoken(hedged(lambda _: Says(), sample_rate=each))
+        async with spoken.call as call:
+            await call.ask()
+            assert call.remembered == [ANSWER]
+        heard.append(spoken.ear.secs())
+    assert heard[0] == pytest.approx(heard[1], rel=0.05)
+
+
+async def test_the_end_of_the_call_waits_for_what_is_said() -> None:
+    tts = hedged(lambda _: Says())
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        call.context.add_message({"role": "user", "content": "Are you open?"})
+        await call.play(ask, 0.1, EndFrame)
+        await asyncio.sleep(10)
+        assert spoken.ear.text() == bare(ANSWER)
+
+
+def left_in(tts: HedgedTTSService) -> list[object]:
+    """What of requests is still in the voices."""
+    left: list[object] = []
+    for voice in voices_of(tts):
+        left += [*voice._tts_contexts, *voice._aggregated_frame_sequencer._slots, *voice.open]
+    return [*left, *tts._tts_contexts, *tts._sentences, *tts._permits, *tts._turns]
+
+
+# ---- figures
+
+
+async def test_a_user_s_ten_calls_are_heard_and_remembered_whole() -> None:
+    """7 of 56 sentences are silent for 3 s, their ends come after 7 to 19 s (pipecat, 2026-11)."""
+    rng = random.Random(7)
+    silent = set(rng.sample(range(56), 7))
+    texts = [f"This is the sentence number {each} of them." for each in range(56)]
+    answers = [" ".join(texts[at : at + 6]) for at in range(0, 60, 6) if texts[at : at + 6]]
+    found: dict[str, tuple[int, int, float]] = {}
+    for kind in ("bare", "hedged"):
+        heard = told = 0
+        longest = characters = 0.0
+        stats = ProviderStats()
+        for answer in answers:
+            first = ScriptedVoice(reuse_context_id_within_turn=False)
+            first.script = lambda _, first=first: (
+                Says(after_secs=rng.uniform(7, 19))
+                if int(first.asked[-1][1].split()[-3]) in silent
+                else Says(after_secs=rng.lognormvariate(-1.8, 0.3))
+            )
+            second = ScriptedVoice(lambda _: Says(after_secs=rng.lognormvariate(-1.8, 0.3)))
+            tts: TTSService = first
+            if kind == "hedged":
+                voices = [Voice("first", first), Voice("second", second, same_voice=True)]
+                tts = HedgedTTSService(voices, stats=stats, sample_rate=RATE)
+            spoken = Spoken(tts, [answer])
+            async with spoken.call as call:
+                call.context.add_message({"role": "user", "content": "And?"})
+                await call.play(ask, 60)
+                said = spoken.ear.text()
+                heard += sum(bare(each) in said for each in texts if each in answer)
+                told += sum(word not in said for word in bare(" ".join(call.remembered)).split())
+                longest = max([longest, *spoken.ear.gaps()])
+                characters += sum(len(text) for _, text in second.asked) / len(" ".join(texts))
+                if kind == "hedged":
+                    assert said == bare(answer)
+                    assert call.remembered == [answer]
+        found[kind] = heard, told, longest
+        print(
+            f"{kind}: {heard} of 56 heard, {told} unsaid words told, longest gap {longest:.2f} s,"
+            f" characters {1 + characters:.2f}"
+        )
+    assert found["hedged"][0] == 56
+    assert found["hedged"][2] < 0.3
+    assert found["bare"][0] < 56
+
+
+async def test_calm_sentences_are_asked_once() -> None:
+    rng = random.Random(3)
+    script = lambda _: Says(after_secs=rng.lognormvariate(-1.8, 0.3), pace=100.0)  # noqa: E731
+    tts = hedged(script, script)
+    spoken = Spoken(tts, ["Yes. Certainly. We are open. Do come by."] * 125)
+    async with spoken.call as call:
+        await call.ask(125, gap_secs=4.0)
+        first, second = voices_of(tts)
+        assert len(first.asked) == 500
+        characters = sum(len(text) for _, text in second.asked)
+        assert characters <= 0.02 * sum(len(text) for _, text in first.asked)
+        assert spoken.ear.text().count("certainly") == 125
+        assert left_in(tts) == []
+
+
+async def test_a_voice_that_is_silent_in_a_whole_call_costs_no_turn_three_seconds() -> None:
+    """The second turn is asked of the other one first; a recovered voice is asked first again."""
+    tts = hedged(lambda _: SILENT, lambda _: Says())
+    spoken = Spoken(tts, [ANSWER] * 30)
+    async with spoken.call as call:
+        starts: list[float] = []
+        for turn in range(8):
+            asked_at = await call.ask(gap_secs=10)
+            starts.append(next(at for at, _, _ in spoken.ear.words() if at > asked_at) - asked_at)
+            if turn == 3:
+                voices_of(tts)[0].script = lambda _: Says()
+        assert max(starts) < 1.5
+        assert max(starts[2:]) < 0.5
+        await call.ask(12, gap_secs=10)
+        assert len(voices_of(tts)[0].asked) > 3 * 12
+        assert spoken.ear.text() == " ".join([bare(ANSWER)] * 20)
+        assert left_in(tts) == []
+
+
+# ---- Pipecat's ways of speaking
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+async def test_an_uninterruptible_line_survives_an_interruption(is_silent: bool) -> None:
+    """Also while it is rescued; a line that may be interrupted ends."""
+    tts = hedged(lambda _: SILENT if is_silent else Says(), lambda _: Says())
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        line = TTSSpeakFrame("Your call may be recorded.")
+        line.interruptible = False
+        await call.play(line, 0.3)
+        await call.line.interrupt()
+        await call.play(5)
+        assert spoken.ear.text() == "your call may be recorded"
+        await call.play(TTSSpeakFrame("And one that may end."), 0.3 + 0.5 * is_silent)
+        await call.line.interrupt()
+        await call.play(5)
+        assert "end" not in spoken.ear.text()
+        assert left_in(tts) == []
+
+
+async def test_a_line_of_the_bot_s_own_is_remembered_as_with_bare() -> None:
+    remembered: list[list[str]] = []
+    for tts in (ScriptedVoice(), hedged(lambda _: Says(), lambda _: Says())):
+        spoken = Spoken(tts)
+        async with spoken.call as call:
+            await call.play(TTSSpeakFrame("Good evening."), 3)
+            await call.play(TTSSpeakFrame("One moment.", append_to_context=False), 3)
+            await call.ask()
+            remembered.append(call.remembered)
+    assert remembered[0] == remembered[1] == ["Good evening.", ANSWER]
+
+
+@pytest.mark.parametrize("silent", [0, 1, 2])
+async def test_a_voice_that_cannot_tell_its_requests_apart_is_asked_for_one_at_a_time(
+    silent: int,
+) -> None:
+    """Its connection is renewed behind a silent one: late audio would pass for the next one's."""
+    tts = hedged(
+        only(silent, says=Says(after_secs=30.0)), lambda _: Says(), pause_frame_processing=True
+    )
+    first, second = voices_of(tts)
+    connections: list[str] = []
+
+    async def note(what: str) -> None:
+        connections.append(what)
+
+    first._connect = lambda: note("connect")  # pyright: ignore
+    first._disconnect = lambda: note("disconnect")  # pyright: ignore
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        assert first.most_open == 1
+        assert spoken.ear.text() == bare(ANSWER)
+        assert call.remembered == [ANSWER]
+        assert SENTENCES[silent] in [text for _, text in second.asked]
+        assert connections[:2] == ["disconnect", "connect"]
+
+
+async def test_a_turn_is_reported() -> None:
+    tts = hedged(only(1), lambda _: Says())
+    reports: list[SpeechReport] = []
+
+    async def take(_: object, report: SpeechReport) -> None:
+        reports.append(report)
+
+    tts.add_event_handler("on_speech_report", take)
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        await call.play(ask, 0.5)
+        await call.line.interrupt()
+    first, second = reports
+    assert (first.voice, first.sentences, first.rescued, first.left_out) == ("voice-0", 3, 1, 0)
+    assert first.characters == sum(map(len, SENTENCES))
+    assert first.extra_characters == len(SENTENCES[1])
+    assert first.first_sound_secs == pytest.approx(0.1, abs=0.1)
+    assert first.silent_secs < 0.3
+    assert not first.was_interrupted
+    assert second.was_interrupted
+
+
+async def test_after_a_barge_in_nothing_is_taken_to_be_playing() -> None:
+    """The audio was released, but not played; the next answer's silence is heard at once."""
+    long = "So many words are said here that it takes a while. " * 6
+    tts = hedged(only(6), lambda _: Says())
+    spoken = Spoken(tts, [long, "Yes. Certainly."])
+    async with spoken.call as call:
+        await call.play(ask, 1.0)
+        await call.line.interrupt()
+        at = asyncio.get_running_loop().time()
+        await call.ask()
+        heard = [word for word in spoken.ear.words() if word[0] > at]
+        assert [word for _, _, word in heard] == ["yes", "certainly"]
+        assert heard[0][0] < at + 1.0
