@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import aiohttp
@@ -104,6 +104,14 @@ async def test_an_error_status_raises_the_sdks_class(
     assert await outcomes(sim) == [("failed", status)] * 2
 
 
+async def patiently(sim: Simulator, secs: float, asking: Coroutine[Any, Any, Any]) -> Any:
+    """Wait so long for an answer, from when its request has arrived: an SDK takes time to begin."""
+    asked, before = asyncio.ensure_future(asking), len(sim.ledger.requests)
+    await sim.ledger.wait_until(lambda ledger: len(ledger.requests) > before, 10.0)
+    async with asyncio.timeout(secs):
+        return await asked
+
+
 @pytest.mark.parametrize(
     ("fault", "secs", "text", "error", "streamed", "whole"),
     [
@@ -136,16 +144,15 @@ async def test_a_fault_streamed_and_whole(
     """The text until the fault, the SDK's error or the client's patience, and the ledger."""
     errors = {**ERRORS[sdk.name], "timeout": TimeoutError}
     with pytest.raises(errors[error]) if error else contextlib.nullcontext():
-        async with asyncio.timeout(secs):
-            await drain(sdk.stream(model(fault)))
+        await patiently(sim, secs, drain(sdk.stream(model(fault))))
     assert (sdk.answer.text, sdk.answer.tools) == (text, [])
     assert bool(sdk.answer.thoughts) == (fault == "reasoning_forever")
     if error is None:
         assert sdk.answer.reason in ("stop", "end_turn", "STOP")
     assert (sim.ledger.requests[0].first_token_secs is None) == (not text.strip())
     with pytest.raises(Exception) if error else contextlib.nullcontext() as raised:  # noqa: PT011
-        async with asyncio.timeout(min(secs, 1.0)):
-            assert (await sdk.ask(model(fault))).text == text
+        answer = await patiently(sim, min(secs, 1.0), sdk.ask(model(fault)))
+        assert answer.text == text
     if raised is not None:
         assert isinstance(raised.value, TimeoutError) == (error == "timeout")
     assert await outcomes(sim) == [streamed, whole]
