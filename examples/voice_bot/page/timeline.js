@@ -45,19 +45,24 @@ export function fillerHeard(races) {
   return spoken && (heard.answer_secs == null || heard.sound_secs < heard.answer_secs - 0.02);
 }
 
-export function chart(races, { wasCut }) {
+export function chart(races, { wasCut, spoken: speech }) {
   const drawing = new Drawing(span(races));
-  const { origin, asked_secs } = races[0];
+  const { origin, asked_secs, transcripts } = races[0];
   if (asked_secs > 0) {
-    drawing.row("You", "silent");
+    const heard = origin === "user_silence" ? transcripts.at(-1) : null;
+    const marks = heard ? transcriptMarks(transcripts) : "";
+    const wait = heard?.transcript_secs;
+    const note = wait == null ? "silent" : `transcript ${inSecs(wait)}`;
+    drawing.row("You", note + marks);
     drawing.bar("pause", 0, asked_secs);
+    if (wait != null) drawing.bar(marks ? "waiting rescued" : "waiting", 0, wait);
     drawing.caption(0, `pause that ended your turn, ${inSecs(asked_secs)}`);
   }
   races.forEach((race, number) => {
     if (number) drawTool(drawing, races[number - 1], race);
     drawRace(drawing, race);
   });
-  drawHeard(drawing, races, wasCut);
+  drawHeard(drawing, races, wasCut, speech);
   drawing.axis(`0 is when ${ORIGINS[origin] ?? origin}`);
   return drawing.grid;
 }
@@ -112,6 +117,13 @@ function described(attempt) {
   return reason ? `${reason}: ${result}` : result;
 }
 
+// Whether another recogniser had to help.
+function transcriptMarks(transcripts) {
+  const isRescued = transcripts.some(({ is_rescued }) => is_rescued);
+  const isReplaced = transcripts.some(({ was_replaced }) => was_replaced);
+  return (isRescued ? ", rescued" : "") + (isReplaced ? ", replaced" : "");
+}
+
 // The attempt whose answer was committed; the commit is marked in its row.
 function committedAttempt(race) {
   if (race.committed_secs == null) return null;
@@ -129,7 +141,7 @@ function drawTool(drawing, before, race) {
   drawing.caption(ended, `LLM called again after ${inSecs(race.asked_secs - ended)}`);
 }
 
-function drawHeard(drawing, races, wasCut) {
+function drawHeard(drawing, races, wasCut, speech) {
   const { heard, outcome } = races.at(-1);
   const { answer_secs: answer, sound_secs: sound } = heard ?? {};
   const filled = fillerHeard(races);
@@ -156,9 +168,20 @@ function drawHeard(drawing, races, wasCut) {
   if (answer != null) {
     drawing.bar(isCut ? "spoken cut" : "spoken", answer, drawing.span);
     drawing.mark("answer", answer);
-    texts.push(`${answered} after ${inSecs(answer)}`);
+    texts.push(`${answered} after ${inSecs(answer)}${drawVoice(drawing, answer, speech)}`);
   }
   drawing.caption(sound ?? answer, texts.join("; "));
+}
+
+// The wait for the voice, from the first sentence's text to its sound. Returns it in words.
+function drawVoice(drawing, answer, speech) {
+  const wait = speech[0]?.first_sound_secs;
+  if (wait == null) return "";
+  const sum = (name) => speech.reduce((total, each) => total + each[name], 0);
+  const [all, rescued, silent] = ["sentences", "rescued", "left_out"].map(sum);
+  drawing.bar(rescued ? "waiting rescued" : "waiting", Math.max(answer - wait, 0), answer);
+  const marks = (rescued ? `, ${rescued} of ${all} rescued` : "") + (silent ? `, ${silent} left out` : "");
+  return `, voice ${inSecs(wait)}${marks}`;
 }
 
 // If every provider failed, the bot speaks the fallback text.

@@ -20,6 +20,7 @@ from pipecat.frames.frames import (
     ControlFrame,
     EndFrame,
     Frame,
+    LLMFullResponseStartFrame,
     StartFrame,
     TTSAudioRawFrame,
     TTSUpdateSettingsFrame,
@@ -111,6 +112,7 @@ class _Turn:
     """What is reported of a turn; see ``SpeechReport``."""
 
     began_at: float
+    number: int | None = None
     voice: str | None = None
     sentences: int = 0
     rescued: int = 0
@@ -132,13 +134,13 @@ class _Turn:
         self.left_out += not is_whole
         if sentence.winner is not None:
             self.voice = sentence.winner.voice.name
-            self.rescued += sentence.winner is not sentence.asked[0]
+            self.rescued += is_whole and sentence.winner is not sentence.asked[0]
 
     def report(self, *, was_interrupted: bool) -> SpeechReport:
         first_secs = None if self.first_at is None else self.first_at - self.began_at
         return SpeechReport(
             self.voice, self.sentences, self.rescued, self.left_out, first_secs,
-            self.silent_secs, self.characters, self.extra_characters, was_interrupted,
+            self.silent_secs, self.characters, self.extra_characters, was_interrupted, self.number,
         )  # fmt: skip
 
 
@@ -228,6 +230,8 @@ class HedgedTTSService(TTSService):
         self._started: dict[str, float] = {}  # by context, when its audio began to play
         self._complete: set[str] = set()  # contexts to which no sentence is added any more
         self._turns: dict[str, _Turn] = {}
+        self._llm: HedgedLLMService | None = None
+        self._answer: tuple[str | None, int] = (None, 0)  # its context, and its turn's number
         self._events, self._is_in_session = self._stats.events, False
         self._permits: dict[Synthesis, Permit] = {}
         self._speaking, self._finishing = TaskScope(), TaskScope()
@@ -255,7 +259,7 @@ class HedgedTTSService(TTSService):
         self._is_in_session = True
         self._stats.begin_session([_backend_of(each) for each in self._voices])
         llms = (each for each in upstream_of(self) if isinstance(each, HedgedLLMService))
-        llm = next((each for each in llms if each.stats is self._stats), None)
+        llm = self._llm = next((each for each in llms if each.stats is self._stats), None)
         self._events = self._stats.events if llm is None else llm.events
         for each in self._voices:
             each.start(frame)
@@ -288,11 +292,19 @@ class HedgedTTSService(TTSService):
 
     # ---- what Pipecat calls
 
+    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        """Process a frame; an answer's start tells whose turn is spoken next."""
+        await super().process_frame(frame, direction)
+        if isinstance(frame, LLMFullResponseStartFrame) and self._llm is not None:
+            self._answer = self._turn_context_id, self._llm.turn_number
+
     async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
         """Begin to speak a sentence; its audio comes later."""
         slot = self._aggregated_frame_sequencer._slots[-1]
         self._last = sentence = _Sentence(text, context_id, slot, self._last)
-        turn = self._turns.setdefault(context_id, _Turn(_now()))
+        answered, number = self._answer
+        of_turn = number if context_id == answered else None
+        turn = self._turns.setdefault(context_id, _Turn(_now(), of_turn))
         turn.sentences += 1
         turn.characters += len(text)
         self._mean_chars += (len(text) - self._mean_chars) * (0.05 if self._mean_chars else 1.0)
