@@ -246,7 +246,7 @@ async def test_waits_for_transcript_and_voice_are_drawn_where_they_are_known() -
         calm = {**TURN, "transcripts": [TRANSCRIPT]}
         you, hear, same = await drawn(("add", calm), ("speak", SPEECH))
         assert (you["bars"], hear["bars"]) == (["pause", "waiting"], ["spoken", "waiting"])
-        assert you["note"] == "transcript 0.30 s"
+        assert (you["note"], hear["note"]) == ("transcript 0.30 s", "the answer")
         assert hear["caption"] == "answer after 1.50 s, voice 0.60 s"
         assert same == others
 
@@ -256,4 +256,5 @@ async def test_waits_for_transcript_and_voice_are_drawn_where_they_are_known() -
         marked = "waiting rescued"
         assert (you["bars"], hear["bars"]) == (["pause", marked], ["spoken", marked])
         assert you["note"] == "transcript 0.30 s, rescued, replaced"
-        assert hear["caption"].endswith("voice 0.60 s, 1 of 3 rescued, 1 left out")
+        assert hear["note"] == "1 of 3 rescued, 1 left out"
+        assert hear["caption"].endswith("voice 0.60 s")

@@ -407,8 +407,10 @@ def test_closed_recorder_counts_no_more(recorded: Recorded) -> None:
     stats.slo_tracker.add("standard", TTFT_SLO)
     stats.slo_tracker.record("standard", TTFT_SLO, {"ttft": True})
     stats.events.publish(turn())
+    stats.events.publish(SpeechReport("cartesia", 3, 0, 0, 0.2, 0.0, 90, 0))
     samples = [sample for family in recorder.describe() for sample in family.samples]
-    assert not any(s.value for s in samples if s.name.endswith(("turns_total", "_ratio")))
+    counted = ("turns_total", "sentences_total", "_ratio")
+    assert not any(s.value for s in samples if s.name.endswith(counted))
     again = PrometheusRecorder(stats=stats, registry=registry)
     assert value(registry, "slo_share_ratio", tier="standard") == 0.9  # an SLO made before it
     assert value(registry, "turns_total") == 0

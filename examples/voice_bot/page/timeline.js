@@ -152,7 +152,8 @@ function drawHeard(drawing, races, wasCut, speech) {
   }
   const answered = spoken(races);
   const note = filled ? `a filler, the ${answered}` : `the ${answered}`;
-  drawing.row("You hear", isCut ? "cut off: you spoke" : note, "heard");
+  const marks = voiceMarks(speech);
+  drawing.row("You hear", isCut ? "cut off: you spoke" : marks || note, "heard");
   const texts = [];
   if (filled) {
     const { cause } = races.map(({ filler }) => filler).findLast((f) => f?.spoken_secs != null);
@@ -168,20 +169,22 @@ function drawHeard(drawing, races, wasCut, speech) {
   if (answer != null) {
     drawing.bar(isCut ? "spoken cut" : "spoken", answer, drawing.span);
     drawing.mark("answer", answer);
-    texts.push(`${answered} after ${inSecs(answer)}${drawVoice(drawing, answer, speech)}`);
+    texts.push(`${answered} after ${inSecs(answer)}`);
+    const wait = speech[0]?.first_sound_secs; // from the text of the first sentence on
+    if (wait != null) {
+      drawing.bar(marks ? "waiting rescued" : "waiting", Math.max(answer - wait, 0), answer);
+      texts[texts.length - 1] += `, voice ${inSecs(wait)}`;
+    }
   }
   drawing.caption(sound ?? answer, texts.join("; "));
 }
 
-// The wait for the voice, from the first sentence's text to its sound. Returns it in words.
-function drawVoice(drawing, answer, speech) {
-  const wait = speech[0]?.first_sound_secs;
-  if (wait == null) return "";
+// What the voices did with the sentences, where it was more than to say them.
+function voiceMarks(speech) {
   const sum = (name) => speech.reduce((total, each) => total + each[name], 0);
   const [all, rescued, silent] = ["sentences", "rescued", "left_out"].map(sum);
-  drawing.bar(rescued ? "waiting rescued" : "waiting", Math.max(answer - wait, 0), answer);
-  const marks = (rescued ? `, ${rescued} of ${all} rescued` : "") + (silent ? `, ${silent} left out` : "");
-  return `, voice ${inSecs(wait)}${marks}`;
+  const texts = [rescued && `${rescued} of ${all} rescued`, silent && `${silent} left out`];
+  return texts.filter(Boolean).join(", ");
 }
 
 // If every provider failed, the bot speaks the fallback text.
