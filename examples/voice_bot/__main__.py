@@ -175,26 +175,6 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
     return port
 
 
-def _recognize(samples: Any) -> str:
-    """Hear what the simulated recogniser is sent, as the offline one would."""
-    from examples.voice_bot.speech.grammar_recognizer import shared_recognizer
-    from examples.voice_bot.speech.pocketsphinx_stt import RESTAURANT_GRAMMAR
-
-    return shared_recognizer(RESTAURANT_GRAMMAR).recognize(samples.tobytes())
-
-
-def _speak(text: str) -> Any:
-    """Speak as the offline voice does, for a simulated one."""
-    import numpy as np
-    import soxr
-
-    from examples.voice_bot.speech.espeak_engine import shared_engine
-
-    sound, engine = bytearray(), shared_engine()
-    engine.speak(text, "en-us+f3", 165, lambda audio: bool(sound.extend(audio) or True))
-    return soxr.resample(np.frombuffer(sound, "<i2"), engine.sample_rate, 16000)
-
-
 def _simulator() -> AbstractAsyncContextManager[Any]:
     """Simulated providers, in this process so that they end with it."""
     if "SIMULATOR_URL" in os.environ:
@@ -202,9 +182,10 @@ def _simulator() -> AbstractAsyncContextManager[Any]:
 
     @asynccontextmanager
     async def simulated() -> AsyncIterator[None]:
+        from examples.voice_bot.simulated_speech import recognize, speak
         from pipecat_hedge.tools.simulator import Simulator
 
-        async with Simulator(transcripts=_recognize, voice=_speak) as simulator:
+        async with Simulator(transcripts=recognize, voice=speak) as simulator:
             os.environ["SIMULATOR_URL"] = simulator.url
             print(f"Simulated providers at {simulator.url} (ledger: {simulator.url}/ledger)")
             yield

@@ -50,10 +50,10 @@ from examples.voice_bot.provider_log import ProviderLog
 from examples.voice_bot.services import make_llms, make_stt, make_tts
 from examples.voice_bot.slo_status import slos_message
 from examples.voice_bot.turn_log import logged
-from pipecat_hedge import FillerProcessor, HedgedLLMService, Provider
+from pipecat_hedge import FillerProcessor, HedgedLLMService, Provider, SpeechReport
 from pipecat_hedge.retrieval import FolderRetriever, RetrievalProcessor, RetrievalReport
 from pipecat_hedge.telemetry import LiveFeed, PrometheusRecorder
-from pipecat_hedge.voice import TurnLatency, TurnLatencyObserver
+from pipecat_hedge.voice import HedgedTTSService, TurnLatency, TurnLatencyObserver
 
 INSTRUCTIONS = (
     "You answer the telephone of the restaurant Harbour Kitchen. Your answers are spoken aloud: "
@@ -220,6 +220,12 @@ async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choice
             provider_log.count(race.report)
             await send(race.message())
         await send_state()
+
+    if isinstance(tts, HedgedTTSService):
+
+        @tts.event_handler("on_speech_report")
+        async def on_speech_report(service: HedgedTTSService, report: SpeechReport) -> None:
+            await send({"type": "speech", **dataclasses.asdict(report)})
 
     # ---- the call
 

@@ -91,6 +91,7 @@ class LoggedTurn:
             "committed_secs": self._moment(report.committed_secs),
             "commit_reason": report.commit_reason,
             "heard": None if self.playback is None else dataclasses.asdict(self.playback),
+            "transcripts": [dataclasses.asdict(each) for each in report.transcripts],
             "filler": None if report.filler is None else dataclasses.asdict(report.filler),
             "attempts": [self._attempt(attempt) for attempt in report.attempts],
         }

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from examples.voice_bot.turn_log import LoggedTurn, Playback, logged
 
-from pipecat_hedge import AttemptReport, TurnReport
+from pipecat_hedge import AttemptReport, TranscriptReport, TurnReport
 from pipecat_hedge.race import FillerReport, StageReport, TurnOutcome
 from pipecat_hedge.voice import TurnLatency
 
@@ -81,6 +81,14 @@ def test_a_connection_that_was_opened_on_the_turn_is_told() -> None:
     )
     told = LoggedTurn(a_report(attempts=attempts)).message()["attempts"]
     assert [attempt["connecting_secs"] for attempt in told] == [0.175, None, None]
+
+
+def test_the_wait_for_the_transcript_is_told() -> None:
+    """And whether another recogniser had to help."""
+    late = TranscriptReport("deepgram", 0.45, 1, None, is_rescued=True)
+    (told,) = LoggedTurn(a_report(transcripts=(late,))).message()["transcripts"]
+    found = [told[name] for name in ("transcript_secs", "is_rescued", "was_replaced")]
+    assert found == [0.45, True, False]
 
 
 def test_an_interrupted_turn_says_so() -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from playwright.async_api import BrowserContext, Page
 
-from tests.live.bot_process import BotProcess, recording
+from tests.live.bot_process import ROOT, BotProcess, recording
 from tests.live.browser import NO_BROWSER, browsing, chromium, write_microphone
 
 pytestmark = [
@@ -190,4 +193,68 @@ async def figure(page: Page, provider: str, name: str, text: str = "") -> str:
     return await page.locator(selector, has_text=text).inner_text()
 
 
-# ---- the page's own computations, without a call
+# ---- the page's own drawings, without a call
+
+TURN = {
+    "turn": 2,
+    "outcome": "answered",
+    "winner": "a",
+    "ttft_secs": 0.4,
+    "continues": False,
+    "voice_to_voice_secs": 1.5,
+    "origin": "user_silence",
+    "asked_secs": 0.5,
+    "committed_secs": 0.9,
+    "attempts": [],
+    "filler": None,
+    "heard": {"sound_secs": 1.5, "filler_end_secs": None, "answer_secs": 1.5},
+    "transcripts": [],
+}
+TRANSCRIPT = {"transcript_secs": 0.3, "is_rescued": False, "was_replaced": False}
+SPEECH = {"turn": 2, "sentences": 3, "rescued": 0, "left_out": 0, "first_sound_secs": 0.6}
+DRAW = """async (messages) => {
+  const { TurnsView } = await import("/page/turns.js");
+  const names = { list: "turns", empty: "no-turns", soFar: "so-far", legend: "legend" };
+  const parts = { ...names, underWay: "under-way" };
+  for (const name in parts) parts[name] = document.getElementById(parts[name]);
+  const turns = new TurnsView(parts);
+  for (const [kind, message] of messages) turns[kind](message);
+  return [...document.querySelectorAll("#turns .turn:first-child .row")].map((row) => ({
+    note: row.querySelector(".row-note").innerText.replace(/\\s+/g, " "),
+    caption: row.querySelector(".caption")?.innerText.replace(/\\s+/g, " "),
+    bars: [...row.querySelectorAll(".bar")].map(({ className }) => className.slice(4)),
+  }));
+}"""
+
+
+async def test_waits_for_transcript_and_voice_are_drawn_where_they_are_known() -> None:
+    """Within the rows that there are; what was rescued is marked."""
+    app = web.Application()
+    app.add_routes([web.static("/page", ROOT / "examples/voice_bot/page")])
+    rescued = {**TRANSCRIPT, "transcript_secs": 0.45, "is_rescued": True, "was_replaced": True}
+    async with TestServer(app) as server, browsing() as context:
+        page = await opened(context, str(server.make_url("/page/index.html")))
+
+        async def drawn(*messages: tuple[str, dict[str, Any]]) -> tuple[Any, ...]:
+            you, *others, hear, _ = await page.evaluate(DRAW, messages)
+            return you, hear, len(others)
+
+        you, hear, others = await drawn(("add", TURN), ("speak", {**SPEECH, "turn": None}))
+        assert (you["bars"], hear["bars"]) == (["pause"], ["spoken"])
+        assert (you["note"], hear["caption"]) == ("silent", "answer after 1.50 s")
+
+        calm = {**TURN, "transcripts": [TRANSCRIPT]}
+        you, hear, same = await drawn(("add", calm), ("speak", SPEECH))
+        assert (you["bars"], hear["bars"]) == (["pause", "waiting"], ["spoken", "waiting"])
+        assert (you["note"], hear["note"]) == ("transcript 0.30 s", "the answer")
+        assert hear["caption"] == "answer after 1.50 s, voice 0.60 s"
+        assert same == others
+
+        late = {**TURN, "transcripts": [rescued, TRANSCRIPT]}
+        speech = {**SPEECH, "rescued": 1, "left_out": 1}
+        you, hear, _ = await drawn(("speak", speech), ("add", late))  # the caller interrupted
+        marked = "waiting rescued"
+        assert (you["bars"], hear["bars"]) == (["pause", marked], ["spoken", marked])
+        assert you["note"] == "transcript 0.30 s, rescued, replaced"
+        assert hear["note"] == "1 of 3 rescued, 1 left out"
+        assert hear["caption"].endswith("voice 0.60 s")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -12,7 +13,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, Slo, TurnReport
-from pipecat_hedge.race import ConfigurationError
+from pipecat_hedge.race import ConfigurationError, SpeechReport
 from pipecat_hedge.telemetry.live import LIVE_PATH, LiveFeed, LiveServer
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Wait
 from tests.support.call import PhoneCall
@@ -85,6 +86,19 @@ class TestFeed:
             await call.speak()
         (turn,) = feed.snapshot()["turns"]
         assert turn["voice_to_voice_secs"] == pytest.approx(0.3 + 0.7 + 0.1, abs=0.02)
+
+    async def test_turn_is_updated_when_its_answer_was_spoken(self) -> None:
+        """Before its report, or behind it; a line of the bot's own is no answer."""
+        llm, feed = hedged(), LiveFeed()
+        feed.watch(llm)
+        spoken = SpeechReport("cartesia", 2, 0, 0, 0.2, 0.0, 60, 0)
+        first, second = (replace(spoken, turn=number) for number in (1, 2))
+        llm.events.publish(TurnReport(1, "a", "answered", 0.4, 0.6, 1.5, ()))
+        llm.events.publish(first)
+        llm.events.publish(spoken)
+        late = TurnReport(2, "a", "answered", 0.4, 0.6, 9.0, (), speech=(first, spoken, second))
+        llm.events.publish(late)
+        assert [turn["spoken"]["turn"] for turn in feed.snapshot()["turns"]] == [1, 2]
 
     async def test_it_is_bounded_and_keeps_no_session_alive(self) -> None:
         now = 1000.0

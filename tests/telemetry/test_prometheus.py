@@ -26,7 +26,7 @@ from pipecat_hedge.race import (
     StageReport,
     TurnReport,
 )
-from pipecat_hedge.race.reports import TranscriptReport
+from pipecat_hedge.race.reports import SpeechReport, TranscriptReport
 from pipecat_hedge.telemetry import PrometheusRecorder
 from pipecat_hedge.telemetry.prometheus import MAX_PROVIDERS
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
@@ -158,6 +158,29 @@ def test_utterances_by_recogniser(recorded: Recorded) -> None:
         stats.events.publish(report)
     assert by(registry, "utterances_total", "rescued") == {("false",): 2, ("true",): 1}
     assert by(registry, "transcript_seconds_count", "recogniser") == {("deepgram",): 2}
+
+
+def test_sentences_by_voice(recorded: Recorded) -> None:
+    _, registry, stats = recorded
+    calm = SpeechReport("cartesia", 3, 0, 0, 0.2, 0.0, 90, 0)
+    for report in (
+        calm,
+        replace(calm, rescued=1, left_out=1, first_sound_secs=0.7, extra_characters=40),
+        replace(calm, was_interrupted=True),
+        SpeechReport(None, 1, 0, 1, None, 0.0, 10, 10),
+    ):
+        stats.events.publish(report)
+    assert by(registry, "sentences_total", "voice", "result") == {
+        ("cartesia", "spoken"): 4,
+        ("cartesia", "rescued"): 1,
+        ("cartesia", "left_out"): 1,
+        ("cartesia", "interrupted"): 3,
+        ("none", "left_out"): 1,
+    }
+    characters = by(registry, "speech_characters_total", "extra")
+    assert characters == {("false",): 280, ("true",): 50}
+    assert by(registry, "first_sound_seconds_count", "voice") == {("cartesia",): 3}
+    assert by(registry, "speech_silent_seconds_count", "voice") == {("cartesia",): 3}
 
 
 def test_continuations_and_fillers_by_result(recorded: Recorded) -> None:
@@ -384,8 +407,10 @@ def test_closed_recorder_counts_no_more(recorded: Recorded) -> None:
     stats.slo_tracker.add("standard", TTFT_SLO)
     stats.slo_tracker.record("standard", TTFT_SLO, {"ttft": True})
     stats.events.publish(turn())
+    stats.events.publish(SpeechReport("cartesia", 3, 0, 0, 0.2, 0.0, 90, 0))
     samples = [sample for family in recorder.describe() for sample in family.samples]
-    assert not any(s.value for s in samples if s.name.endswith(("turns_total", "_ratio")))
+    counted = ("turns_total", "sentences_total", "_ratio")
+    assert not any(s.value for s in samples if s.name.endswith(counted))
     again = PrometheusRecorder(stats=stats, registry=registry)
     assert value(registry, "slo_share_ratio", tier="standard") == 0.9  # an SLO made before it
     assert value(registry, "turns_total") == 0

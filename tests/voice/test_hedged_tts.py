@@ -421,3 +421,14 @@ async def test_after_a_barge_in_nothing_is_taken_to_be_playing() -> None:
         heard = [word for word in spoken.ear.words() if word[0] > at]
         assert [word for _, _, word in heard] == ["yes", "certainly"]
         assert heard[0][0] < at + 1.0
+
+
+async def test_slow_voices_are_no_slower_for_being_hedged() -> None:
+    """A request that may still be answered is not given up for a fresh one."""
+    tts = hedged(lambda _: Says(after_secs=1.1), lambda _: Says(after_secs=1.1))
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        asked_at = await call.ask()
+        assert spoken.ear.words()[0][0] - asked_at < 1.3
+        assert spoken.ear.text() == bare(ANSWER)
+        assert len(voices_of(tts)[0].asked) == 3

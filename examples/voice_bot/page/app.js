@@ -1,6 +1,7 @@
 // The page of the voice bot: one WebRTC call, its transcript, and what the race did for each turn.
 // What happens in the call arrives over the data channel as RTVI messages, Pipecat's own protocol;
-// the bot adds server messages of its own: "parts" (its services), "turn", "providers" and "slos".
+// the bot adds server messages of its own: "parts" (its services), "turn", "speech" (what was spoken of
+// a turn's answer), "providers" and "slos".
 // The bench of buttons that make simulated providers fail works without a call.
 
 import { Bench } from "./bench.js";
@@ -213,6 +214,7 @@ const serverHandlers = {
       `Speech to text: ${SPEECH[parts.stt] ?? parts.stt}. Text to speech: ${SPEECH[parts.tts] ?? parts.tts}.`;
   },
   turn: (turn) => turns.add(turn),
+  speech: (speech) => turns.speak(speech),
   providers: (message) => providers.show(message),
   slos: (message) => slos.show(message),
 };

@@ -45,19 +45,24 @@ export function fillerHeard(races) {
   return spoken && (heard.answer_secs == null || heard.sound_secs < heard.answer_secs - 0.02);
 }
 
-export function chart(races, { wasCut }) {
+export function chart(races, { wasCut, spoken: speech }) {
   const drawing = new Drawing(span(races));
-  const { origin, asked_secs } = races[0];
+  const { origin, asked_secs, transcripts } = races[0];
   if (asked_secs > 0) {
-    drawing.row("You", "silent");
+    const heard = origin === "user_silence" ? transcripts.at(-1) : null;
+    const marks = heard ? transcriptMarks(transcripts) : "";
+    const wait = heard?.transcript_secs;
+    const note = wait == null ? "silent" : `transcript ${inSecs(wait)}`;
+    drawing.row("You", note + marks);
     drawing.bar("pause", 0, asked_secs);
+    if (wait != null) drawing.bar(marks ? "waiting rescued" : "waiting", 0, wait);
     drawing.caption(0, `pause that ended your turn, ${inSecs(asked_secs)}`);
   }
   races.forEach((race, number) => {
     if (number) drawTool(drawing, races[number - 1], race);
     drawRace(drawing, race);
   });
-  drawHeard(drawing, races, wasCut);
+  drawHeard(drawing, races, wasCut, speech);
   drawing.axis(`0 is when ${ORIGINS[origin] ?? origin}`);
   return drawing.grid;
 }
@@ -112,6 +117,13 @@ function described(attempt) {
   return reason ? `${reason}: ${result}` : result;
 }
 
+// Whether another recogniser had to help.
+function transcriptMarks(transcripts) {
+  const isRescued = transcripts.some(({ is_rescued }) => is_rescued);
+  const isReplaced = transcripts.some(({ was_replaced }) => was_replaced);
+  return (isRescued ? ", rescued" : "") + (isReplaced ? ", replaced" : "");
+}
+
 // The attempt whose answer was committed; the commit is marked in its row.
 function committedAttempt(race) {
   if (race.committed_secs == null) return null;
@@ -129,7 +141,7 @@ function drawTool(drawing, before, race) {
   drawing.caption(ended, `LLM called again after ${inSecs(race.asked_secs - ended)}`);
 }
 
-function drawHeard(drawing, races, wasCut) {
+function drawHeard(drawing, races, wasCut, speech) {
   const { heard, outcome } = races.at(-1);
   const { answer_secs: answer, sound_secs: sound } = heard ?? {};
   const filled = fillerHeard(races);
@@ -140,7 +152,8 @@ function drawHeard(drawing, races, wasCut) {
   }
   const answered = spoken(races);
   const note = filled ? `a filler, the ${answered}` : `the ${answered}`;
-  drawing.row("You hear", isCut ? "cut off: you spoke" : note, "heard");
+  const marks = voiceMarks(speech);
+  drawing.row("You hear", isCut ? "cut off: you spoke" : marks || note, "heard");
   const texts = [];
   if (filled) {
     const { cause } = races.map(({ filler }) => filler).findLast((f) => f?.spoken_secs != null);
@@ -157,8 +170,21 @@ function drawHeard(drawing, races, wasCut) {
     drawing.bar(isCut ? "spoken cut" : "spoken", answer, drawing.span);
     drawing.mark("answer", answer);
     texts.push(`${answered} after ${inSecs(answer)}`);
+    const wait = speech[0]?.first_sound_secs; // from the text of the first sentence on
+    if (wait != null) {
+      drawing.bar(marks ? "waiting rescued" : "waiting", Math.max(answer - wait, 0), answer);
+      texts[texts.length - 1] += `, voice ${inSecs(wait)}`;
+    }
   }
   drawing.caption(sound ?? answer, texts.join("; "));
+}
+
+// What the voices did with the sentences, where it was more than to say them.
+function voiceMarks(speech) {
+  const sum = (name) => speech.reduce((total, each) => total + each[name], 0);
+  const [all, rescued, silent] = ["sentences", "rescued", "left_out"].map(sum);
+  const texts = [rescued && `${rescued} of ${all} rescued`, silent && `${silent} left out`];
+  return texts.filter(Boolean).join(", ");
 }
 
 // If every provider failed, the bot speaks the fallback text.

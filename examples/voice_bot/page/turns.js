@@ -26,6 +26,7 @@ export class TurnsView {
     this.card = null;
     this.turns = 0;
     this.isCut = false;
+    this.speech = new Map(); // by the turn whose answer it was
   }
 
   // The LLM was called; its turn is shown once the answer plays.
@@ -43,6 +44,12 @@ export class TurnsView {
   interrupt() {
     if (this.underWay.textContent) this.isCut = true;
     else if (this.card) this.show({ ...this.card, isCut: true });
+  }
+
+  // An answer has been spoken. Where the caller interrupts, its race may be reported later.
+  speak(speech) {
+    this.speech.set(speech.turn, speech);
+    if (this.card?.races.some(({ turn }) => turn === speech.turn)) this.show(this.card);
   }
 
   // A race has ended. A race that continues the previous turn shares its card.
@@ -66,7 +73,7 @@ export class TurnsView {
   }
 
   show(card) {
-    const item = turnItem(card);
+    const item = turnItem({ ...card, speech: this.speech });
     if (card.item) card.item.replaceWith(item);
     else {
       this.list.querySelector("details")?.removeAttribute("open");
@@ -95,7 +102,7 @@ function group(name, { count, p50_secs, tail, tail_secs }) {
   return made;
 }
 
-function turnItem({ races, name, isCut }) {
+function turnItem({ races, name, isCut, speech }) {
   const last = races.at(-1);
   const isInterrupted = isCut || last.outcome === "interrupted" || last.heard?.interrupted === true;
   const outcome = isInterrupted ? "interrupted" : last.outcome;
@@ -117,7 +124,8 @@ function turnItem({ races, name, isCut }) {
   figures.append(figure("First token", text || "–", text && "s"));
   if (fillerHeard(races)) figures.append(secsFigure("First sound", last.first_sound_secs));
   figures.append(secsFigure("Voice to voice", last.voice_to_voice_secs));
-  folded.append(head, figures, chart(races, { wasCut: isInterrupted }), moments(races));
+  const spoken = races.map(({ turn }) => speech.get(turn)).filter(Boolean);
+  folded.append(head, figures, chart(races, { wasCut: isInterrupted, spoken }), moments(races));
   item.append(folded);
   return item;
 }

@@ -179,6 +179,8 @@ class SpeechReport:
         characters: What was to be spoken.
         extra_characters: What other voices were asked for as well, which is billed, too.
         was_interrupted: Whether the caller interrupted it.
+        turn: The turn whose answer it was, as ``TurnReport.turn``; None for a line of the bot's
+            own, and without a ``HedgedLLMService`` upstream.
     """
 
     voice: str | None
@@ -190,6 +192,7 @@ class SpeechReport:
     characters: int
     extra_characters: int
     was_interrupted: bool = False
+    turn: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +240,8 @@ class TurnReport:
         tier: The session's tier: ``premium``, ``standard`` or ``economy``.
         transcripts: The caller's utterances since the turn before, if a ``TranscriptTiming`` or a
             ``HedgedSTTService`` is upstream.
+        speech: What was spoken since the report before, with a ``HedgedTTSService`` downstream: in
+            most cases the answer before this one. ``SpeechReport.turn`` says whose it was.
         known_answer: The source of an answer without a provider, such as ``exact`` or ``faq``; None
             if a provider was asked.
     """
@@ -257,6 +262,7 @@ class TurnReport:
     prior_weight: float | None = None
     filler: FillerReport | None = None
     transcripts: tuple[TranscriptReport, ...] = ()
+    speech: tuple[SpeechReport, ...] = ()
     committed_secs: float | None = None
     confirmed_secs: float | None = None
     degraded_reason: str | None = None

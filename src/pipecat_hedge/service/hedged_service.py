@@ -46,6 +46,7 @@ from pipecat_hedge.race.reports import (
     DrainedAnswer,
     FillerReport,
     ProviderState,
+    SpeechReport,
     Tier,
     TranscriptReport,
     TurnReport,
@@ -81,8 +82,8 @@ from pipecat_hedge.service.tokens import estimate_tokens
 from pipecat_hedge.service.turn import AnswerOptions, Turn
 from pipecat_hedge.service.turn_order import TurnOrder
 
-MOST_TRANSCRIPTS = 20
-"""Utterances in one turn's report."""
+MOST_REPORTS = 20
+"""Utterances, and spoken answers, in one turn's report."""
 
 
 @dataclass(slots=True)
@@ -93,13 +94,24 @@ class VoiceHooks:
         filler: Called at the end of each turn; returns its filler report.
         attempt_sent: Called whenever a request is sent, which changes the expected wait.
         transcripts: The caller's utterances since the last report.
+        speech: What was spoken since then.
     """
 
     filler: Callable[[], FillerReport | None] = lambda: None
     attempt_sent: Callable[[], None] = lambda: None
     transcripts: deque[TranscriptReport] = field(
-        default_factory=lambda: deque[TranscriptReport](maxlen=MOST_TRANSCRIPTS)
+        default_factory=lambda: deque[TranscriptReport](maxlen=MOST_REPORTS)
     )
+    speech: deque[SpeechReport] = field(
+        default_factory=lambda: deque[SpeechReport](maxlen=MOST_REPORTS)
+    )
+
+    def add_to(self, report: TurnReport) -> TurnReport:
+        """Add what was said since the last report."""
+        transcripts, speech = tuple(self.transcripts), tuple(self.speech)
+        self.transcripts.clear()
+        self.speech.clear()
+        return dataclasses.replace(report, transcripts=transcripts, speech=speech)
 
 
 class HedgedLLMService(HostingLLMService):
@@ -242,6 +254,7 @@ class HedgedLLMService(HostingLLMService):
         self._turn: Turn | HeldAnswer | None = None
         self._voice = VoiceHooks()
         self.events.subscribe(TranscriptReport, self._voice.transcripts.append)
+        self.events.subscribe(SpeechReport, self._voice.speech.append)
         self._register_event_handler("on_turn_report")
         self._register_event_handler("on_loser_drained")
         self._register_event_handler("on_breaker_changed")
@@ -281,6 +294,11 @@ class HedgedLLMService(HostingLLMService):
         """
         slo = self._options.slo
         return () if slo is None else self._stats.slo_tracker.status(self.tier, slo)
+
+    @property
+    def turn_number(self) -> int:
+        """The number of the latest turn, as in its report; 0 before the first."""
+        return self._turns
 
     @property
     def may_wait(self) -> bool:
@@ -575,13 +593,12 @@ class HedgedLLMService(HostingLLMService):
             await self._report_turn(turn, filler)
 
     async def _report_turn(self, turn: Turn, filler: FillerReport | None) -> None:
-        transcripts = tuple(self._voice.transcripts)
-        self._voice.transcripts.clear()
-        report = turn.report(filler, transcripts)
+        report = turn.report(filler)
         turn.trace.end(report)
         await self._publish(report)
 
     async def _publish(self, report: TurnReport) -> None:
+        report = self._voice.add_to(report)
         self.events.publish(report)
         _log(f"{self}: {self.policy.name}", report)
         await self._call_event_handler("on_turn_report", report)

@@ -22,7 +22,7 @@ from pipecat_hedge.providers.survival import SurvivalCurve
 from pipecat_hedge.race.driver import AttemptSink
 from pipecat_hedge.race.errors import AllProvidersFailed, AttemptError
 from pipecat_hedge.race.events import Commit, Continue, Launch, StreamBroken
-from pipecat_hedge.race.reports import DrainedAnswer, FillerReport, TranscriptReport, TurnReport
+from pipecat_hedge.race.reports import DrainedAnswer, FillerReport, TurnReport
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.output_buffer import OutputBuffer
 from pipecat_hedge.service.pipeline_search import Output
@@ -409,12 +409,10 @@ class Turn:
 
     # ---- the report
 
-    def report(
-        self, filler: FillerReport | None, transcripts: tuple[TranscriptReport, ...]
-    ) -> TurnReport:
-        """Report the finished turn, with what the caller and the filler have said before."""
+    def report(self, filler: FillerReport | None) -> TurnReport:
+        """Report the finished turn."""
         self._record.degraded_reason = self._degraded_reason()
-        self._record.filler, self._record.transcripts = filler, transcripts
+        self._record.filler = filler
         return report_turn(self._record)
 
     def _degraded_reason(self) -> str | None:

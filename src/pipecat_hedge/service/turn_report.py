@@ -7,13 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipecat_hedge.race.events import TurnOutcome
-from pipecat_hedge.race.reports import (
-    AttemptReport,
-    DrainedAnswer,
-    FillerReport,
-    TranscriptReport,
-    TurnReport,
-)
+from pipecat_hedge.race.reports import AttemptReport, DrainedAnswer, FillerReport, TurnReport
 from pipecat_hedge.service.provider_race import ProviderAttempt, ProviderRace
 from pipecat_hedge.service.tokens import NONE, count_tokens, usd
 
@@ -36,7 +30,6 @@ class TurnRecord:
         was_cut: Whether the answer broke off, although its last attempt did not fail.
         degraded_reason: Why the caller got less than an answer; None if they did not.
         filler: What was said in the meantime.
-        transcripts: The caller's utterances before it.
     """
 
     number: int
@@ -52,7 +45,6 @@ class TurnRecord:
     was_cut: bool = False
     degraded_reason: str | None = None
     filler: FillerReport | None = None
-    transcripts: tuple[TranscriptReport, ...] = ()
 
     @property
     def outcome(self) -> TurnOutcome:
@@ -95,7 +87,6 @@ def report_turn(turn: TurnRecord) -> TurnReport:
         degraded_reason=turn.degraded_reason,
         tier=race.terms.tier,
         filler=turn.filler,
-        transcripts=turn.transcripts,
     )
 
 

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from pipecat_hedge.policy.arguments import require, require_number
 from pipecat_hedge.race.errors import ConfigurationError
-from pipecat_hedge.race.reports import ProviderState, TurnReport
+from pipecat_hedge.race.reports import ProviderState, SpeechReport, TurnReport
 from pipecat_hedge.telemetry.origins import AllowedOrigins, is_loopback
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ class LiveFeed:
 
         policy = llm.policy.name
         llm.events.subscribe(TurnReport, lambda report: self._add(session, report, policy))
+        llm.events.subscribe(SpeechReport, lambda report: self._add_spoken(session, report))
 
         async def on_turn_latency(_: TurnLatencyObserver, turn: TurnLatency) -> None:
             self._add_voice_to_voice(session, turn)
@@ -181,7 +182,11 @@ class LiveFeed:
             self._seen_at[attempt.provider, attempt.model] = self._clock()
         self._forget()
         turn = {"at": self._clock(), "session": session, "policy": policy}
-        self._put({**turn, "voice_to_voice_secs": None, **dataclasses.asdict(report)})
+        later = {"voice_to_voice_secs": None, "spoken": None}
+        self._put({**turn, **later, **dataclasses.asdict(report)})
+        for spoken in report.speech:  # of an interrupted answer it comes before the turn's report
+            if spoken.turn == report.turn:
+                self._add_spoken(session, spoken)
 
     def _add_voice_to_voice(self, session: int, turn: TurnLatency) -> None:
         if not turn.reports or turn.voice_to_voice_secs is None:
@@ -189,6 +194,11 @@ class LiveFeed:
         known = self._turns.get((session, turn.reports[-1].turn))
         if known is not None:
             self._put({**known, "voice_to_voice_secs": turn.voice_to_voice_secs})
+
+    def _add_spoken(self, session: int, report: SpeechReport) -> None:
+        known = None if report.turn is None else self._turns.get((session, report.turn))
+        if known is not None:
+            self._put({**known, "spoken": dataclasses.asdict(report)})
 
     def _put(self, turn: dict[str, Any]) -> None:
         key = (turn["session"], turn["turn"])

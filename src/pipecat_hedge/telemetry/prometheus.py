@@ -21,6 +21,7 @@ from pipecat_hedge.race.reports import (
     TIERS,
     AttemptReport,
     FillerReport,
+    SpeechReport,
     Tier,
     TranscriptReport,
     TurnReport,
@@ -115,6 +116,7 @@ class PrometheusRecorder(Collector):
         for stats in list(self._stats):
             stats.events.unsubscribe(self.record)
             stats.events.unsubscribe(self.record_transcript)
+            stats.events.unsubscribe(self.record_speech)
             stats.events.unsubscribe(self._record_slo)
         self._stats.clear()
         if self._registry is not None:
@@ -169,6 +171,21 @@ class PrometheusRecorder(Collector):
         if report.transcript_secs is not None:
             self._transcript.labels(recogniser).observe(report.transcript_secs)
 
+    def record_speech(self, report: SpeechReport) -> None:
+        """Count what was spoken; a ``HedgedTTSService`` calls it."""
+        voice = self._provider(report.voice)
+        counts = {"spoken": 0, "interrupted": 0}
+        counts |= {"rescued": report.rescued, "left_out": report.left_out}
+        rest = "interrupted" if report.was_interrupted else "spoken"
+        counts[rest] = report.sentences - report.rescued - report.left_out
+        for result, sentences in counts.items():
+            self._sentences.labels(voice, result).inc(sentences)
+        self._characters.labels(voice, "false").inc(report.characters)
+        self._characters.labels(voice, "true").inc(report.extra_characters)
+        if report.first_sound_secs is not None:
+            self._first_sound.labels(voice).observe(report.first_sound_secs)
+            self._speech_silent.labels(voice).observe(report.silent_secs)
+
     def record_latency(self, turn: TurnLatency) -> None:
         """Count the voice-to-voice latency of a turn; see ``listen_to``."""
         if (secs := turn.voice_to_voice_secs) is None:
@@ -184,6 +201,7 @@ class PrometheusRecorder(Collector):
         self._stats.add(stats)
         stats.events.subscribe(TurnReport, self.record)
         stats.events.subscribe(TranscriptReport, self.record_transcript)
+        stats.events.subscribe(SpeechReport, self.record_speech)
         stats.events.subscribe(SloCounted, self._record_slo)
         for tier, slo in stats.slo_tracker.slos():
             self._show_slo(tier, slo)
@@ -318,6 +336,16 @@ class PrometheusRecorder(Collector):
         self._utterances = counter("utterances", "The caller's utterances.", "recogniser rescued")
         self._transcript = histogram(
             "transcript", "From the end of speech to its last transcript.", "recogniser"
+        )
+        self._sentences = counter("sentences", "Sentences to be spoken.", "voice result")
+        self._characters = counter(
+            "speech_characters", "Characters to be spoken, and asked for again.", "voice extra"
+        )
+        self._first_sound = histogram(
+            "first_sound", "From the first sentence's text to its first sound.", "voice"
+        )
+        self._speech_silent = histogram(
+            "speech_silent", "Silence heard between the sentences of an answer.", "voice"
         )
         self._cold_connections = counter(
             "cold_connections", "Requests that opened a connection.", "provider"

@@ -21,6 +21,7 @@ from pipecat.frames.frames import (
     EndFrame,
     Frame,
     InterruptionFrame,
+    LLMFullResponseStartFrame,
     StartFrame,
     TTSAudioRawFrame,
     TTSUpdateSettingsFrame,
@@ -111,6 +112,7 @@ class _Turn:
 
     began_at: float
     is_interruptible: bool
+    number: int | None = None
     voice: str | None = None
     sentences: int = 0
     rescued: int = 0
@@ -132,13 +134,13 @@ class _Turn:
         self.left_out += not is_whole
         if sentence.winner is not None:
             self.voice = sentence.winner.voice.name
-            self.rescued += sentence.winner is not sentence.asked[0]
+            self.rescued += is_whole and sentence.winner is not sentence.asked[0]
 
     def report(self, *, was_interrupted: bool) -> SpeechReport:
         first_secs = None if self.first_at is None else self.first_at - self.began_at
         return SpeechReport(
             self.voice, self.sentences, self.rescued, self.left_out, first_secs,
-            self.silent_secs, self.characters, self.extra_characters, was_interrupted,
+            self.silent_secs, self.characters, self.extra_characters, was_interrupted, self.number,
         )  # fmt: skip
 
 
@@ -229,6 +231,8 @@ class HedgedTTSService(TTSService):
         self._started: dict[str, float] = {}  # by context, when its audio began to play
         self._complete: set[str] = set()  # contexts to which no sentence is added any more
         self._turns: dict[str, _Turn] = {}
+        self._llm: HedgedLLMService | None = None
+        self._answer: tuple[str | None, int] = (None, 0)  # its context, and its turn's number
         self._events, self._is_in_session = self._stats.events, False
         self._permits: dict[Synthesis, Permit] = {}
         self._speaking, self._finishing = TaskScope(), TaskScope()
@@ -256,7 +260,7 @@ class HedgedTTSService(TTSService):
         self._is_in_session = True
         self._stats.begin_session([_backend_of(each) for each in self._voices])
         llms = (each for each in upstream_of(self) if isinstance(each, HedgedLLMService))
-        llm = next((each for each in llms if each.stats is self._stats), None)
+        llm = self._llm = next((each for each in llms if each.stats is self._stats), None)
         self._events = self._stats.events if llm is None else llm.events
         for each in self._voices:
             each.start(frame)
@@ -295,8 +299,12 @@ class HedgedTTSService(TTSService):
         self._last = sentence = _Sentence(text, context_id, slot, self._last)
         turn = self._turns.get(context_id)
         if turn is None:
-            is_interruptible = self._tts_contexts[context_id].interruptible
-            turn = self._turns[context_id] = _Turn(_now(), is_interruptible)
+            answered, number = self._answer
+            turn = self._turns[context_id] = _Turn(
+                _now(),
+                self._tts_contexts[context_id].interruptible,
+                number if context_id == answered else None,
+            )
         turn.sentences += 1
         turn.characters += len(text)
         self._mean_chars += (len(text) - self._mean_chars) * (0.05 if self._mean_chars else 1.0)
@@ -315,7 +323,9 @@ class HedgedTTSService(TTSService):
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         """Process a frame; what was released of an interrupted turn is not played."""
         await super().process_frame(frame, direction)
-        if isinstance(frame, InterruptionFrame):
+        if isinstance(frame, LLMFullResponseStartFrame) and self._llm is not None:
+            self._answer = self._turn_context_id, self._llm.turn_number
+        elif isinstance(frame, InterruptionFrame):
             ended = [each for each, turn in self._turns.items() if turn.is_interruptible]
             for context_id in ended:
                 await self._report(context_id, was_interrupted=True)
@@ -433,8 +443,9 @@ class HedgedTTSService(TTSService):
         if winner is None:
             asked_at = sentence.asked[-1].asked_at
             if another is not None:
-                lead_secs = self._lead_secs(another)
-                return max(asked_at + sentence.patience_secs, dry_at - lead_secs), "ask"
+                was_asked = any(each.voice is another for each in sentence.asked)
+                patience_secs = SILENCE_SECS if was_asked else sentence.patience_secs
+                return max(asked_at + patience_secs, dry_at - self._lead_secs(another)), "ask"
             return asked_at + (SILENCE_SECS if next_waits else GIVE_UP_SECS), "leave out"
         if (rest := sentence.rest) is not None:
             is_ready = rest.is_over or rest.audible_at is not None or winner.has_more

@@ -15,7 +15,7 @@ import pytest
 from playwright.async_api import async_playwright
 
 from pipecat_hedge import Slo
-from pipecat_hedge.race import AttemptReport, TranscriptReport
+from pipecat_hedge.race import AttemptReport, SpeechReport, TranscriptReport
 from pipecat_hedge.tools.analysis import Report, read_logs, report_of
 from pipecat_hedge.tools.analysis.incidents import bad_stretches
 from pipecat_hedge.tools.analysis.report_command import explained, headline, page_of, summary_of
@@ -109,6 +109,23 @@ def test_recognisers_have_a_table_if_they_are_reported(report: Report) -> None:
     summary = summary_of(report_of(log_of(made), zone=UTC), UTC, 80)
     assert "Waits for transcripts" in summary
     assert report.recognisers == ()
+
+
+def test_voices_have_a_table_if_they_are_reported(report: Report) -> None:
+    calm = SpeechReport("cartesia", 3, 0, 0, 0.2, 0.1, 90, 0)
+    rescued = replace(calm, rescued=2, left_out=1, first_sound_secs=0.9, extra_characters=45)
+    silent = SpeechReport(None, 1, 0, 1, None, 0.0, 10, 10)
+    log = log_of(turn(), turn(speech=(calm,)), turn(speech=(rescued, silent)))
+    found, none = report_of(log, zone=UTC).voices
+    assert (found.voice, found.sentences, found.rescued, found.left_out) == ("cartesia", 6, 2, 1)
+    assert found.first_sound.longest is not None
+    assert found.first_sound.longest.secs == 0.9
+    assert (found.extra_characters, found.silent_secs) == (0.25, 0.1)
+    assert (none.voice, none.left_out, none.first_sound.longest) == (None, 1, None)
+    summary = summary_of(report_of(log, zone=UTC), UTC, 80)
+    assert "Waits for the first sound" in summary
+    assert "Waits for the first sound" in page_of(report_of(log, zone=UTC), UTC)
+    assert report.voices == ()
 
 
 def test_objectives_are_reported_only_with_an_slo(report: Report, log: Log) -> None:

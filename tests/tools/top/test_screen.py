@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from pipecat_hedge.race import SpeechReport, TranscriptReport
 from pipecat_hedge.tools.top.feed import Fleet
 from pipecat_hedge.tools.top.screen import screen, turn_line
 from tests.tools.top.test_feed import answer, attempt, fleet_of, provider, slo, turn
@@ -66,6 +68,24 @@ def test_everything_is_shown() -> None:
     ):
         assert expected in text
     assert text.index("1.59 ") < text.index("1.3 ")
+
+
+def test_transcripts_and_voices_have_columns_if_they_are_reported() -> None:
+    """With what had to be rescued; a wide terminal has room for them."""
+    late = TranscriptReport("deepgram", 0.45, 1, None, is_rescued=True, was_replaced=True)
+    spoken = SpeechReport("cartesia", 3, 1, 0, 0.31, 0.0, 90, 30, turn=1)
+    later = {"transcripts": [asdict(late)], "spoken": asdict(spoken)}
+    fleet = fleet_of(answer(turns=[turn(1, **later), turn(2)]))
+    rows = drawn(fleet, 132, 40)
+    (heads,) = [row for row in rows if "attempts" in row]
+    assert "transcript" in heads
+    assert "first sound" in heads
+    assert any("450 ms rescued replaced" in row and "310 ms 1 rescued" in row for row in rows)
+    assert "first sound" not in "".join(drawn(fleet, 110, 40))
+    assert "first sound" not in "".join(drawn(fleet_of(BUSY), 132, 40))
+    lines = [turn_line("here", each) for _, each in fleet.turns()]
+    assert "transcript 450 ms rescued replaced, first sound 310 ms 1 rescued" in lines[1]
+    assert "first sound" not in lines[0]
 
 
 def test_an_incomplete_count_has_a_plus() -> None:

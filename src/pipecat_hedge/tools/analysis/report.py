@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from pipecat_hedge.policy import Slo, classify_llm, classify_wait
-from pipecat_hedge.race import AttemptReport, TranscriptReport
+from pipecat_hedge.race import AttemptReport, SpeechReport, TranscriptReport
 from pipecat_hedge.tools.analysis.incidents import Incident, attempt_waits, incidents_of
 from pipecat_hedge.tools.analysis.latency_files import recorded_from
 from pipecat_hedge.tools.analysis.slow_turns import SlowTurn, slowest_turns
@@ -129,6 +129,29 @@ class RecogniserFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class VoiceFigures:
+    """What one voice has spoken.
+
+    Parameters:
+        voice: The voice's name; None has spoken nothing.
+        sentences: The number of sentences.
+        rescued: Those that were asked of another voice first.
+        left_out: Those that no voice has spoken to their end.
+        extra_characters: The characters that were asked for again, per character to be spoken.
+        first_sound: Times from the first sentence's text to its first sound.
+        silent_secs: The longest silence between the sentences of an answer.
+    """
+
+    voice: str | None
+    sentences: int
+    rescued: int
+    left_out: int
+    extra_characters: float
+    first_sound: Waits
+    silent_secs: float
+
+
+@dataclass(frozen=True, slots=True)
 class Hedging:
     """The effect of hedging.
 
@@ -199,6 +222,7 @@ class Report:
         objectives: How well the objectives were met; empty without an SLO.
         providers: Each provider's requests, the most frequent first provider first.
         recognisers: Each recogniser's utterances, if they are reported.
+        voices: What each voice has spoken, if that is reported.
         incidents: Times in which a provider was slow or failing, costliest first.
         hedging: The effect of hedging.
         usd_per_success: The cost of a completely answered turn; None if unknown.
@@ -226,6 +250,7 @@ class Report:
     objectives: tuple[ObjectiveResult, ...]
     providers: tuple[ProviderFigures, ...]
     recognisers: tuple[RecogniserFigures, ...]
+    voices: tuple[VoiceFigures, ...]
     incidents: tuple[Incident, ...]
     hedging: Hedging
     usd_per_success: float | None
@@ -301,6 +326,7 @@ def report_of(
         _objectives(log, slo),
         providers,
         _recognisers(turns),
+        _voices(turns),
         incidents_of(turns),
         _hedging(turns, answer),
         cost / successes if cost is not None and successes else None,
@@ -380,6 +406,26 @@ def _recognisers(turns: Sequence[LoggedTurn]) -> tuple[RecogniserFigures, ...]:
             len(mine),
             Waits.of([each.transcript_secs for each in mine if each.transcript_secs is not None]),
             sum(each.is_rescued for each in mine),
+        )
+        for name, mine in by_name.items()
+    )
+
+
+def _voices(turns: Sequence[LoggedTurn]) -> tuple[VoiceFigures, ...]:
+    by_name: dict[str | None, list[SpeechReport]] = {}
+    for turn in turns:
+        for speech in turn.report.speech:
+            by_name.setdefault(speech.voice, []).append(speech)
+    return tuple(
+        VoiceFigures(
+            name,
+            sum(each.sentences for each in mine),
+            sum(each.rescued for each in mine),
+            sum(each.left_out for each in mine),
+            sum(each.extra_characters for each in mine)
+            / max(sum(each.characters for each in mine), 1),
+            Waits.of([each.first_sound_secs for each in mine if each.first_sound_secs is not None]),
+            max(each.silent_secs for each in mine),
         )
         for name, mine in by_name.items()
     )

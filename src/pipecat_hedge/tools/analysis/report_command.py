@@ -261,6 +261,21 @@ def _tables(report: Report) -> dict[str, tuple[str, TextTable]]:
         ]
         heads = ["recogniser", "utterances", "rescued", "p50", "p95", "p99", "longest"]
         tables["recognisers"] = "Waits for transcripts", heads, rows
+    if report.voices:
+        rows = [
+            [
+                v.voice or "none",
+                count(v.sentences),
+                count(v.rescued),
+                count(v.left_out),
+                share(v.extra_characters),
+                *_percentiles(v.first_sound),
+                secs(v.silent_secs),
+            ]
+            for v in report.voices
+        ]
+        heads = ["voice", "sentences", "rescued", "left out", "extra", "p50", "p95", "p99"]
+        tables["voices"] = "Waits for the first sound", [*heads, "longest", "longest gap"], rows
     if report.objectives:
         rows = [
             [

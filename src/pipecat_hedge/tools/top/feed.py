@@ -16,7 +16,13 @@ import aiohttp
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from pipecat_hedge.policy import BudgetState
-from pipecat_hedge.race import ConfigurationError, HedgeError, ProviderState, TurnReport
+from pipecat_hedge.race import (
+    ConfigurationError,
+    HedgeError,
+    ProviderState,
+    SpeechReport,
+    TurnReport,
+)
 from pipecat_hedge.telemetry import LIVE_PATH, LIVE_VERSION, SloStatus
 
 KEPT_TURNS = 1000
@@ -36,11 +42,15 @@ def printable(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn(TurnReport):
-    """One turn of a session; ``at`` is its end, in seconds since the epoch."""
+    """One turn of a session; ``at`` is its end, in seconds since the epoch.
+
+    ``spoken`` is what was spoken of its answer, once that has ended.
+    """
 
     at: Annotated[float, Field(ge=0, le=1e11)]
     session: int
     voice_to_voice_secs: float | None = None
+    spoken: SpeechReport | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

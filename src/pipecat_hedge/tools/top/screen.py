@@ -73,6 +73,8 @@ def turn_line(label: str, turn: Turn) -> str:
         f"first token {secs(turn.ttft_secs)}",
         f"sentence {secs(turn.ttfs_secs)}",
         f"voice to voice {secs(turn.voice_to_voice_secs)}",
+        *([f"transcript {_transcript(turn)[0]}"] if turn.transcripts else []),
+        *([f"first sound {_first_sound(turn)[0]}"] if turn.spoken else []),
         _attempts(turn),
     ]
     return printable(", ".join(parts))
@@ -169,20 +171,51 @@ def _turns(fleet: Fleet, width: int, room: int) -> RenderableType:
     turns = fleet.turns()[:room]
     if not turns:
         return Text("no turn yet: talk to the bot" if fleet.snapshots else "", "dim")
+    has_transcripts = any(turn.transcripts for _, turn in turns)
+    has_speech = any(turn.spoken for _, turn in turns)
     columns: list[_Column[tuple[Bot, Turn]]] = [
         ("time", 0, False, lambda t: _clock(t[1])),
-        ("bot", 0 if len(fleet.bots) > 1 else math.inf, False, lambda t: str(t[0].number)),
+        ("bot", _from(0, len(fleet.bots) > 1), False, lambda t: str(t[0].number)),
         ("call.turn", 76, False, lambda t: f"{t[1].session}.{t[1].turn}"),
         ("tier", 110, True, lambda t: t[1].tier),
         ("outcome", 0, True, lambda t: _outcome(t[1])),
         ("token", 0, False, lambda t: secs(t[1].ttft_secs)),
         ("sentence", 110, False, lambda t: secs(t[1].ttfs_secs)),
         ("voice", 52, False, lambda t: secs(t[1].voice_to_voice_secs)),
+        ("transcript", _from(132, has_transcripts), False, lambda t: _transcript(t[1])),
+        ("first sound", _from(132, has_speech), False, lambda t: _first_sound(t[1])),
         ("attempts", 76, True, lambda t: _attempts(t[1]))
         if width >= 76
         else ("winner", 0, True, lambda t: t[1].winner or "none"),
     ]
     return _table(columns, turns, width)
+
+
+def _from(width: int, is_shown: bool) -> float:
+    """Return the least width for a column."""
+    return width if is_shown else math.inf
+
+
+def _transcript(turn: Turn) -> tuple[str, str]:
+    """Show the wait for the last transcript, and whether another recogniser was needed."""
+    if not turn.transcripts:
+        return UNKNOWN, ""
+    marks = ["rescued"] * any(t.is_rescued for t in turn.transcripts)
+    marks += ["replaced"] * any(t.was_replaced for t in turn.transcripts)
+    return " ".join([secs(turn.transcripts[-1].transcript_secs), *marks]), _help(bool(marks))
+
+
+def _first_sound(turn: Turn) -> tuple[str, str]:
+    """Show the wait for the voice, and how many sentences others have spoken, or none has."""
+    if (spoken := turn.spoken) is None:
+        return UNKNOWN, ""
+    counts = {"rescued": spoken.rescued, "left out": spoken.left_out}
+    marks = [f"{number} {name}" for name, number in counts.items() if number]
+    return " ".join([secs(spoken.first_sound_secs), *marks]), _help(bool(marks))
+
+
+def _help(was_needed: bool) -> str:
+    return "yellow" if was_needed else ""
 
 
 def _outcome(turn: Turn) -> tuple[str, str]:
