@@ -337,6 +337,7 @@ class HedgedTTSService(TTSService):
         for sentence, task in list(self._sentences.items()):
             if sentence.context_id == context_id:
                 task.cancel()
+        await self._report(context_id, was_interrupted=True)
 
     async def start_word_timestamps(self) -> None:
         """Time words from when the caller hears the context's audio."""
