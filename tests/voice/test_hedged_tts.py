@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import pytest
-from pipecat.frames.frames import EndFrame, TTSSpeakFrame
+from pipecat.frames.frames import EndFrame, Frame, TTSAudioRawFrame, TTSSpeakFrame
 from pipecat.services.tts_service import TTSService
 
 from pipecat_hedge import ProviderStats, SpeechReport
@@ -402,3 +402,27 @@ async def test_after_a_barge_in_nothing_is_taken_to_be_playing() -> None:
         heard = [word for word in spoken.ear.words() if word[0] > at]
         assert [word for _, _, word in heard] == ["yes", "certainly"]
         assert heard[0][0] < at + 1.0
+
+
+class YieldingVoice(ScriptedVoice):
+    """Yields its audio while it is asked, as services over HTTP do."""
+
+    async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
+        self.asked.append((asyncio.get_running_loop().time(), text))
+        for word in text.split():
+            await asyncio.sleep(0.1)
+            sound = self._sound(word).tobytes()
+            yield TTSAudioRawFrame(sound, self.sample_rate, 1, context_id=context_id)
+
+
+async def test_the_end_of_one_request_does_not_hide_the_end_of_the_next() -> None:
+    """The next one runs by then, in a voice that yields its audio while it is asked."""
+    voices = [Voice(f"voice-{n}", YieldingVoice(), same_voice=True) for n in (0, 1)]
+    tts = HedgedTTSService(voices, stats=ProviderStats(), sample_rate=RATE)
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        assert spoken.ear.text() == bare(ANSWER)
+        assert call.remembered == [ANSWER]
+        assert spoken.ear.gaps() == []
+        assert not voices_of(tts)[1].asked
