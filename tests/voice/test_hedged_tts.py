@@ -8,7 +8,15 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import pytest
-from pipecat.frames.frames import EndFrame, Frame, TTSAudioRawFrame, TTSSpeakFrame
+from pipecat.frames.frames import (
+    EndFrame,
+    Frame,
+    LLMFullResponseStartFrame,
+    LLMTextFrame,
+    TextFrame,
+    TTSAudioRawFrame,
+    TTSSpeakFrame,
+)
 from pipecat.services.tts_service import TTSService
 
 from pipecat_hedge import ProviderStats, SpeechReport
@@ -426,3 +434,27 @@ async def test_the_end_of_one_request_does_not_hide_the_end_of_the_next() -> Non
         assert call.remembered == [ANSWER]
         assert spoken.ear.gaps() == []
         assert not voices_of(tts)[1].asked
+
+
+async def test_a_text_outside_of_a_turn_holds_nothing_up() -> None:
+    tts = hedged(lambda _: Says(), lambda _: Says())
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.play(lambda: TextFrame("Good evening. "), lambda: TextFrame("Hello. "), 5)
+        assert spoken.ear.text() == "good evening"  # the aggregator waits for what is behind it
+        asked_at = asyncio.get_running_loop().time()
+        await call.ask()
+        assert spoken.ear.text() == f"good evening hello {bare(ANSWER)}"
+        assert spoken.ear.words()[-1][1] < asked_at + 10
+        assert left_in(tts) == []
+
+
+async def test_the_end_of_the_call_ends_a_turn_that_is_open() -> None:
+    tts = hedged(lambda _: Says(), lambda _: Says())
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await tts.queue_frame(LLMFullResponseStartFrame())
+        await tts.queue_frame(LLMTextFrame("Good evening. We are "))
+        await call.play(0.05, EndFrame, 5)
+        assert spoken.ear.text() == "good evening"
+        assert call.line.frames(EndFrame)

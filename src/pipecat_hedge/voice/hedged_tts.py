@@ -265,6 +265,7 @@ class HedgedTTSService(TTSService):
 
     async def stop(self, frame: EndFrame) -> None:
         """End once everything has been said."""
+        await self.on_turn_context_completed()
         await super().stop(frame)
         await self._end(frame)
 
@@ -299,6 +300,8 @@ class HedgedTTSService(TTSService):
         if turn is None:
             is_interruptible = self._tts_contexts[context_id].interruptible
             turn = self._turns[context_id] = _Turn(_now(), is_interruptible)
+        if context_id != self._turn_context_id:  # a text outside of a turn has no other behind it
+            self._complete.add(context_id)
         turn.sentences += 1
         turn.characters += len(text)
         self._mean_chars += (len(text) - self._mean_chars) * (0.05 if self._mean_chars else 1.0)
