@@ -17,9 +17,10 @@ from pipecat.frames.frames import (
     TTSAudioRawFrame,
     TTSSpeakFrame,
 )
-from pipecat.services.tts_service import TTSService
+from pipecat.services.tts_service import TextAggregationMode, TTSService
 
 from pipecat_hedge import ProviderStats, SpeechReport
+from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.testing import Say, ScriptedLLMService
 from pipecat_hedge.voice import HedgedTTSService, Voice
 from tests.support.call import RATE, PhoneCall, ask
@@ -178,9 +179,19 @@ async def test_another_voice_speaks_from_the_start_of_a_turn_on_and_stays() -> N
     async with spoken.call as call:
         await call.ask(2)
         said = [text for _, text in voices_of(tts)[1].asked]
-        assert said[0] == SENTENCES[0]
-        assert said[-2:] == ["Yes.", "Certainly."]
+        assert said == [*SENTENCES, "Yes.", "Certainly."]
         assert spoken.ear.text() == bare(f"{ANSWER} Yes. Certainly.")
+
+
+async def test_another_voice_says_the_rest_of_its_sentence_itself() -> None:
+    tts = other_sounds(only(0), only(0, says=Says(stops_after=2)))
+    spoken = Spoken(tts, ["We are open until nine tonight."])
+    async with spoken.call as call:
+        await call.ask()
+        first, second = voices_of(tts)
+        assert len(first.asked) == 1
+        assert [text for _, text in second.asked] == [SENTENCES[0], "open until nine tonight."]
+        assert spoken.ear.text() == bare(SENTENCES[0])
 
 
 async def test_nobody_else_speaks_in_the_middle_of_a_turn() -> None:
@@ -458,3 +469,10 @@ async def test_the_end_of_the_call_ends_a_turn_that_is_open() -> None:
         await call.play(0.05, EndFrame, 5)
         assert spoken.ear.text() == "good evening"
         assert call.line.frames(EndFrame)
+
+
+def test_single_tokens_are_not_spoken() -> None:
+    with pytest.raises(ConfigurationError, match="text_aggregation_mode"):
+        HedgedTTSService(
+            [Voice("voice", ScriptedVoice())], text_aggregation_mode=TextAggregationMode.TOKEN
+        )

@@ -218,6 +218,10 @@ class HedgedTTSService(TTSService):
             max_consecutive_zero_audio_contexts=0,
             **kwargs,
         )
+        if self._is_streaming_tokens:
+            raise ConfigurationError(
+                "text_aggregation_mode must be SENTENCE: another voice takes over a sentence"
+            )
         self._voices = [HostedVoice(each.name, each.service) for each in voices]
         self._sounds = [0 if not n or v.same_voice else n for n, v in enumerate(voices)]
         self._sound = 0  # the voice of this call
@@ -411,11 +415,12 @@ class HedgedTTSService(TTSService):
             if asked.audible_at is not None and permit is not None and not permit.has_token:
                 self._stats.record_first_token(permit, asked.audible_at)
                 self._stats.record_wait(_backend(asked), asked.audible_at - asked.sent_at, None)
-        if sentence.winner is None:
-            heard = [each for each in sentence.asked if each.audible_at is not None]
+        if sentence.winner is None and sentence.is_next:
+            heard = [each for each in self._fitting(sentence) if each.audible_at is not None]
             if heard:
                 sentence.winner = min(heard, key=lambda each: each.audible_at or 0.0)
-                self._sound = self._sounds[self._voices.index(sentence.winner.voice)]
+                self._sound = self._sound_of(sentence.winner.voice)
+                self._wake()  # a later sentence may have been asked of a voice that does not fit
                 for asked in sentence.asked:
                     if asked is not sentence.winner:
                         self._finish(asked)
@@ -424,11 +429,14 @@ class HedgedTTSService(TTSService):
         """What is due next, and when; None as the time if that depends on others."""
         winner, now, dry_at = sentence.winner, _now(), self._playout.dry_at
         another = self._another_voice(sentence)
-        if winner is None and all(each.is_over for each in sentence.asked):
+        fitting = self._fitting(sentence)
+        if winner is None and all(each.is_over and each.audible_at is None for each in fitting):
             return now, "leave out" if another is None else "ask"
         if not sentence.is_next:
             return None, "leave out"
-        next_waits = any(each.before is sentence and each.winner for each in self._sentences)
+        following = (each for each in self._sentences if each.before is sentence)
+        waiting = (asked for each in following for asked in self._fitting(each))
+        next_waits = any(each.audible_at is not None for each in waiting)
         if winner is None:
             asked_at = sentence.asked[-1].asked_at
             if another is not None:
@@ -554,12 +562,22 @@ class HedgedTTSService(TTSService):
             for v, sound in zip(self._voices, self._sounds, strict=True)
             if v not in asked and (sound == self._sound or may_change)
         ]
-        voices.sort(key=lambda v: self._sounds[self._voices.index(v)] != self._sound)
-        if not voices and len(asked) == len(set(asked)):
-            return asked[0]  # a fresh request
+        voices.sort(key=lambda v: self._sound_of(v) != self._sound)
+        fitting = self._fitting(sentence)
+        if not voices and fitting and len(asked) == len(set(asked)):
+            return fitting[0].voice  # a fresh request
         standings = self._standings(voices)
         well = (v for v, it in zip(voices, standings, strict=True) if it.is_well)
         return next(well, voices[0] if voices else None)
+
+    def _fitting(self, sentence: _Sentence) -> list[Synthesis]:
+        """The requests whose voice may speak: the caller's, or any at the start of a turn."""
+        if sentence.is_first and sentence.winner is None:
+            return sentence.asked
+        return [each for each in sentence.asked if self._sound_of(each.voice) == self._sound]
+
+    def _sound_of(self, voice: HostedVoice) -> int:
+        return self._sounds[self._voices.index(voice)]
 
     def _standings(self, voices: Sequence[HostedVoice]) -> list[Standing]:
         keys = [_backend_of(each).record_key for each in voices]
