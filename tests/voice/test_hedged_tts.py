@@ -11,6 +11,7 @@ import pytest
 from pipecat.frames.frames import (
     EndFrame,
     Frame,
+    LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
     LLMTextFrame,
     TextFrame,
@@ -476,3 +477,46 @@ def test_single_tokens_are_not_spoken() -> None:
         HedgedTTSService(
             [Voice("voice", ScriptedVoice())], text_aggregation_mode=TextAggregationMode.TOKEN
         )
+
+
+@pytest.mark.parametrize("silent", [1, 2])
+async def test_a_silent_sentence_behind_one_whose_end_is_not_marked_is_not_waited_for(
+    silent: int,
+) -> None:
+    unmarked = Says(end_secs=None)
+    tts = hedged(lambda n: SILENT if n == silent else unmarked, lambda _: unmarked)
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        assert spoken.ear.text() == bare(ANSWER)
+        assert call.remembered == [ANSWER]
+        assert all(gap < 0.5 for gap in spoken.ear.gaps())
+
+
+async def test_a_silence_in_the_middle_of_a_turn_is_free_of_the_budget() -> None:
+    voices = [
+        Voice(f"voice-{n}", ScriptedVoice(script), same_voice=True)
+        for n, script in enumerate([only(1), lambda _: Says()])
+    ]
+    tts = HedgedTTSService(voices, budget=0, stats=ProviderStats(), sample_rate=RATE)
+    spoken = Spoken(tts, ["Yes we are. And so we are tonight."])
+    async with spoken.call as call:
+        await call.ask()
+        assert spoken.ear.text() == "yes we are and so we are tonight"
+        assert all(gap < 0.3 for gap in spoken.ear.gaps())
+
+
+async def test_a_line_of_the_bot_s_own_in_a_turn_lets_nobody_else_into_it() -> None:
+    tts = other_sounds(only(2), lambda _: Says())
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await tts.queue_frame(LLMFullResponseStartFrame())
+        await tts.queue_frame(LLMTextFrame("Yes we are. W"))
+        await tts.queue_frame(TTSSpeakFrame("One moment."))
+        await tts.queue_frame(LLMTextFrame("e are open."))
+        await tts.queue_frame(LLMFullResponseEndFrame())
+        await call.play(20)
+        first, second = voices_of(tts)
+        assert [text for _, text in first.asked[2:]] == ["We are open.", "We are open."]
+        assert not second.asked
+        assert spoken.ear.text() == "yes we are we are open one moment"

@@ -147,9 +147,11 @@ class _Turn:
 class _Sentence:
     """A sentence that is being spoken."""
 
-    def __init__(self, text: str, context_id: str, slot: Any, before: _Sentence | None):
+    def __init__(
+        self, text: str, context_id: str, slot: Any, before: _Sentence | None, *, is_first: bool
+    ):
         self.text, self.context_id, self.slot, self.before = text, context_id, slot, before
-        self.is_first = before is None or before.context_id != context_id
+        self.is_first = is_first
         self.asked: list[Synthesis] = []
         self.winner: Synthesis | None = None
         self.rest: Synthesis | None = None
@@ -299,8 +301,9 @@ class HedgedTTSService(TTSService):
     async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
         """Begin to speak a sentence; its audio comes later."""
         slot = self._aggregated_frame_sequencer._slots[-1]
-        self._last = sentence = _Sentence(text, context_id, slot, self._last)
         turn = self._turns.get(context_id)
+        sentence = _Sentence(text, context_id, slot, self._last, is_first=turn is None)
+        self._last = sentence
         if turn is None:
             is_interruptible = self._tts_contexts[context_id].interruptible
             turn = self._turns[context_id] = _Turn(_now(), is_interruptible)
@@ -434,7 +437,7 @@ class HedgedTTSService(TTSService):
             return now, "leave out" if another is None else "ask"
         if not sentence.is_next:
             return None, "leave out"
-        following = (each for each in self._sentences if each.before is sentence)
+        following = [each for each in self._sentences if each.before is sentence]
         waiting = (asked for each in following for asked in self._fitting(each))
         next_waits = any(each.audible_at is not None for each in waiting)
         if winner is None:
@@ -451,7 +454,7 @@ class HedgedTTSService(TTSService):
                 stalls_at = max(dry_at - self._lead_secs(another), winner.heard_at + LULL_SECS)
                 return now if winner.is_over else stalls_at, "ask"
             return dry_at + SILENCE_SECS, "leave out"
-        is_quick = next_waits or winner.is_over
+        is_quick = next_waits or winner.is_over or (following and winner.words)
         return dry_at + (PAUSE_SECS if is_quick else SILENCE_SECS), "end"
 
     async def _ask_another(self, sentence: _Sentence) -> None:
@@ -600,7 +603,8 @@ class HedgedTTSService(TTSService):
             return SILENCE_SECS
         first, second = _backend_of(voice), _backend_of(another)
         estimates = self._stats.estimates([first, second], None, by_sentence=False)
-        shares = {second.provider: self._accounts.share(self._budget, 1.0)}
+        share = self._accounts.share(self._budget, 1.0) if sentence.is_first else 1.0
+        shares = {second.provider: share}
         rule = PricedDelay(estimates, shares, benefits=self._accounts.benefits)
         waiting = Waiting(0.0, (InFlight(first.provider, 0.0, None),), second.provider)
         at = rule.next_launch(waiting).at
