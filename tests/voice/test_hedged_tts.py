@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from pipecat.frames.frames import (
+    CancelFrame,
     EndFrame,
     Frame,
     LLMFullResponseEndFrame,
@@ -17,8 +18,11 @@ from pipecat.frames.frames import (
     TextFrame,
     TTSAudioRawFrame,
     TTSSpeakFrame,
+    TTSUpdateSettingsFrame,
 )
+from pipecat.services.settings import TTSSettings
 from pipecat.services.tts_service import TextAggregationMode, TTSService
+from pipecat.transcriptions.language import Language
 
 from pipecat_hedge import ProviderStats, SpeechReport
 from pipecat_hedge.race.errors import ConfigurationError
@@ -520,3 +524,39 @@ async def test_a_line_of_the_bot_s_own_in_a_turn_lets_nobody_else_into_it() -> N
         assert [text for _, text in first.asked[2:]] == ["We are open.", "We are open."]
         assert not second.asked
         assert spoken.ear.text() == "yes we are we are open one moment"
+
+
+class ForeignVoice(ScriptedVoice):
+    """Has a name of its own for a language."""
+
+    def language_to_service_language(self, language: Language) -> str:
+        return {Language.DE: "deu"}[language]
+
+
+async def test_settings_reach_the_voice_they_are_for() -> None:
+    first, second = ForeignVoice(), ScriptedVoice()
+    tts = HedgedTTSService([Voice("a", first), Voice("b", second)], sample_rate=RATE)
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await tts.queue_frame(TTSUpdateSettingsFrame(delta=TTSSettings(voice="x"), service=second))
+        await tts.queue_frame(TTSUpdateSettingsFrame(delta=TTSSettings(language=Language.DE)))
+        await call.play(1)
+        assert (first._settings.voice, second._settings.voice) == (None, "x")
+        assert (first._settings.language, second._settings.language) == ("deu", Language.DE)
+        assert tts.text_aggregation_language == "de"
+
+
+@pytest.mark.parametrize("frame", [EndFrame, CancelFrame])
+async def test_the_last_turn_of_a_call_is_reported(frame: type[Frame]) -> None:
+    tts = hedged(lambda _: Says(), lambda _: Says())
+    reports: list[SpeechReport] = []
+
+    async def take(_: object, report: SpeechReport) -> None:
+        reports.append(report)
+
+    tts.add_event_handler("on_speech_report", take)
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        call.context.add_message({"role": "user", "content": "Are you open?"})
+        await call.play(ask, 0.5, frame, 10)
+    assert [each.was_interrupted for each in reports] == [frame is CancelFrame]

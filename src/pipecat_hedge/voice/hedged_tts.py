@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from loguru import logger
@@ -293,6 +293,8 @@ class HedgedTTSService(TTSService):
 
     async def _end(self, frame: Frame) -> None:
         await self._speaking.close()
+        for context_id in list(self._turns):
+            await self._report(context_id, was_interrupted=isinstance(frame, CancelFrame))
         await self._finishing.join()
         await asyncio.gather(*(each.process(frame) for each in self._voices))
 
@@ -326,6 +328,11 @@ class HedgedTTSService(TTSService):
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         """Process a frame; what was released of an interrupted turn is not played."""
+        if isinstance(frame, TTSUpdateSettingsFrame):
+            for each in self._voices:
+                if frame.service is each.service:
+                    await each.process(frame)
+                    return
         await super().process_frame(frame, direction)
         if isinstance(frame, InterruptionFrame):
             ended = [each for each, turn in self._turns.items() if turn.is_interruptible]
@@ -361,7 +368,8 @@ class HedgedTTSService(TTSService):
         """Change the settings of every voice that has them."""
         for each in self._voices:
             if isinstance(each.service._settings, type(delta)):
-                await each.process(TTSUpdateSettingsFrame(delta=delta, service=each.service))
+                frame = TTSUpdateSettingsFrame(delta=replace(delta), service=each.service)
+                await each.process(frame)  # a copy: a service has its own names of languages
         return await super()._update_settings(delta)
 
     # ---- a sentence
