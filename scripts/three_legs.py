@@ -43,7 +43,9 @@ def start(kind: str, simulator_url: str, log: Path) -> subprocess.Popen[bytes]:
     """Start a bot, and wait until it takes calls."""
     env = {**os.environ, **COMMON, **BOTS[kind], "SIMULATOR_URL": simulator_url}
     command = [sys.executable, "-m", "examples.voice_bot", "--port", str(PORTS[kind])]
-    bot = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log.open("wb"), stderr=2)
+    bot = subprocess.Popen(
+        command, cwd=ROOT, env=env, stdout=log.open("wb"), stderr=subprocess.STDOUT
+    )
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and bot.poll() is None:
         try:

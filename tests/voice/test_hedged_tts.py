@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import pytest
-from pipecat.frames.frames import EndFrame, TTSSpeakFrame
-from pipecat.services.tts_service import TTSService
+from pipecat.frames.frames import (
+    CancelFrame,
+    EndFrame,
+    Frame,
+    LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
+    LLMTextFrame,
+    TextFrame,
+    TTSAudioRawFrame,
+    TTSSpeakFrame,
+    TTSUpdateSettingsFrame,
+)
+from pipecat.services.settings import TTSSettings
+from pipecat.services.tts_service import TextAggregationMode, TTSService
+from pipecat.transcriptions.language import Language
 
 from pipecat_hedge import ProviderStats, SpeechReport
+from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.testing import Say, ScriptedLLMService
 from pipecat_hedge.voice import HedgedTTSService, Voice
 from tests.support.call import RATE, PhoneCall, ask
@@ -170,9 +184,19 @@ async def test_another_voice_speaks_from_the_start_of_a_turn_on_and_stays() -> N
     async with spoken.call as call:
         await call.ask(2)
         said = [text for _, text in voices_of(tts)[1].asked]
-        assert said[0] == SENTENCES[0]
-        assert said[-2:] == ["Yes.", "Certainly."]
+        assert said == [*SENTENCES, "Yes.", "Certainly."]
         assert spoken.ear.text() == bare(f"{ANSWER} Yes. Certainly.")
+
+
+async def test_another_voice_says_the_rest_of_its_sentence_itself() -> None:
+    tts = other_sounds(only(0), only(0, says=Says(stops_after=2)))
+    spoken = Spoken(tts, ["We are open until nine tonight."])
+    async with spoken.call as call:
+        await call.ask()
+        first, second = voices_of(tts)
+        assert len(first.asked) == 1
+        assert [text for _, text in second.asked] == [SENTENCES[0], "open until nine tonight."]
+        assert spoken.ear.text() == bare(SENTENCES[0])
 
 
 async def test_nobody_else_speaks_in_the_middle_of_a_turn() -> None:
@@ -432,3 +456,137 @@ async def test_slow_voices_are_no_slower_for_being_hedged() -> None:
         assert spoken.ear.words()[0][0] - asked_at < 1.3
         assert spoken.ear.text() == bare(ANSWER)
         assert len(voices_of(tts)[0].asked) == 3
+
+
+class YieldingVoice(ScriptedVoice):
+    """Yields its audio while it is asked, as services over HTTP do."""
+
+    async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
+        self.asked.append((asyncio.get_running_loop().time(), text))
+        for word in text.split():
+            await asyncio.sleep(0.1)
+            sound = self._sound(word).tobytes()
+            yield TTSAudioRawFrame(sound, self.sample_rate, 1, context_id=context_id)
+
+
+async def test_the_end_of_one_request_does_not_hide_the_end_of_the_next() -> None:
+    """The next one runs by then, in a voice that yields its audio while it is asked."""
+    voices = [Voice(f"voice-{n}", YieldingVoice(), same_voice=True) for n in (0, 1)]
+    tts = HedgedTTSService(voices, stats=ProviderStats(), sample_rate=RATE)
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        assert spoken.ear.text() == bare(ANSWER)
+        assert call.remembered == [ANSWER]
+        assert spoken.ear.gaps() == []
+        assert not voices_of(tts)[1].asked
+
+
+async def test_a_text_outside_of_a_turn_holds_nothing_up() -> None:
+    tts = hedged(lambda _: Says(), lambda _: Says())
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.play(lambda: TextFrame("Good evening. "), lambda: TextFrame("Hello. "), 5)
+        assert spoken.ear.text() == "good evening"  # the aggregator waits for what is behind it
+        asked_at = asyncio.get_running_loop().time()
+        await call.ask()
+        assert spoken.ear.text() == f"good evening hello {bare(ANSWER)}"
+        assert spoken.ear.words()[-1][1] < asked_at + 10
+        assert left_in(tts) == []
+
+
+async def test_the_end_of_the_call_ends_a_turn_that_is_open() -> None:
+    tts = hedged(lambda _: Says(), lambda _: Says())
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await tts.queue_frame(LLMFullResponseStartFrame())
+        await tts.queue_frame(LLMTextFrame("Good evening. We are "))
+        await call.play(0.05, EndFrame, 5)
+        assert spoken.ear.text() == "good evening"
+        assert call.line.frames(EndFrame)
+
+
+def test_single_tokens_are_not_spoken() -> None:
+    with pytest.raises(ConfigurationError, match="text_aggregation_mode"):
+        HedgedTTSService(
+            [Voice("voice", ScriptedVoice())], text_aggregation_mode=TextAggregationMode.TOKEN
+        )
+
+
+@pytest.mark.parametrize("silent", [1, 2])
+async def test_a_silent_sentence_behind_one_whose_end_is_not_marked_is_not_waited_for(
+    silent: int,
+) -> None:
+    unmarked = Says(end_secs=None)
+    tts = hedged(lambda n: SILENT if n == silent else unmarked, lambda _: unmarked)
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        assert spoken.ear.text() == bare(ANSWER)
+        assert call.remembered == [ANSWER]
+        assert all(gap < 0.5 for gap in spoken.ear.gaps())
+
+
+async def test_a_silence_in_the_middle_of_a_turn_is_free_of_the_budget() -> None:
+    voices = [
+        Voice(f"voice-{n}", ScriptedVoice(script), same_voice=True)
+        for n, script in enumerate([only(1), lambda _: Says()])
+    ]
+    tts = HedgedTTSService(voices, budget=0, stats=ProviderStats(), sample_rate=RATE)
+    spoken = Spoken(tts, ["Yes we are. And so we are tonight."])
+    async with spoken.call as call:
+        await call.ask()
+        assert spoken.ear.text() == "yes we are and so we are tonight"
+        assert all(gap < 0.3 for gap in spoken.ear.gaps())
+
+
+async def test_a_line_of_the_bot_s_own_in_a_turn_lets_nobody_else_into_it() -> None:
+    tts = other_sounds(only(2), lambda _: Says())
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await tts.queue_frame(LLMFullResponseStartFrame())
+        await tts.queue_frame(LLMTextFrame("Yes we are. W"))
+        await tts.queue_frame(TTSSpeakFrame("One moment."))
+        await tts.queue_frame(LLMTextFrame("e are open."))
+        await tts.queue_frame(LLMFullResponseEndFrame())
+        await call.play(20)
+        first, second = voices_of(tts)
+        assert [text for _, text in first.asked[2:]] == ["We are open.", "We are open."]
+        assert not second.asked
+        assert spoken.ear.text() == "yes we are we are open one moment"
+
+
+class ForeignVoice(ScriptedVoice):
+    """Has a name of its own for a language."""
+
+    def language_to_service_language(self, language: Language) -> str:
+        return {Language.DE: "deu"}[language]
+
+
+async def test_settings_reach_the_voice_they_are_for() -> None:
+    first, second = ForeignVoice(), ScriptedVoice()
+    tts = HedgedTTSService([Voice("a", first), Voice("b", second)], sample_rate=RATE)
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await tts.queue_frame(TTSUpdateSettingsFrame(delta=TTSSettings(voice="x"), service=second))
+        await tts.queue_frame(TTSUpdateSettingsFrame(delta=TTSSettings(language=Language.DE)))
+        await call.play(1)
+        assert (first._settings.voice, second._settings.voice) == (None, "x")
+        assert (first._settings.language, second._settings.language) == ("deu", Language.DE)
+        assert tts.text_aggregation_language == "de"
+
+
+@pytest.mark.parametrize("frame", [EndFrame, CancelFrame])
+async def test_the_last_turn_of_a_call_is_reported(frame: type[Frame]) -> None:
+    tts = hedged(lambda _: Says(), lambda _: Says())
+    reports: list[SpeechReport] = []
+
+    async def take(_: object, report: SpeechReport) -> None:
+        reports.append(report)
+
+    tts.add_event_handler("on_speech_report", take)
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        call.context.add_message({"role": "user", "content": "Are you open?"})
+        await call.play(ask, 0.5, frame, 10)
+    assert [each.was_interrupted for each in reports] == [frame is CancelFrame]

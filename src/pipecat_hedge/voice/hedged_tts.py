@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from loguru import logger
@@ -147,9 +147,11 @@ class _Turn:
 class _Sentence:
     """A sentence that is being spoken."""
 
-    def __init__(self, text: str, context_id: str, slot: Any, before: _Sentence | None):
+    def __init__(
+        self, text: str, context_id: str, slot: Any, before: _Sentence | None, *, is_first: bool
+    ):
         self.text, self.context_id, self.slot, self.before = text, context_id, slot, before
-        self.is_first = before is None or before.context_id != context_id
+        self.is_first = is_first
         self.asked: list[Synthesis] = []
         self.winner: Synthesis | None = None
         self.rest: Synthesis | None = None
@@ -218,6 +220,10 @@ class HedgedTTSService(TTSService):
             max_consecutive_zero_audio_contexts=0,
             **kwargs,
         )
+        if self._is_streaming_tokens:
+            raise ConfigurationError(
+                "text_aggregation_mode must be SENTENCE: another voice takes over a sentence"
+            )
         self._voices = [HostedVoice(each.name, each.service) for each in voices]
         self._sounds = [0 if not n or v.same_voice else n for n, v in enumerate(voices)]
         self._sound = 0  # the voice of this call
@@ -267,6 +273,7 @@ class HedgedTTSService(TTSService):
 
     async def stop(self, frame: EndFrame) -> None:
         """End once everything has been said."""
+        await self.on_turn_context_completed()
         await super().stop(frame)
         await self._end(frame)
 
@@ -288,6 +295,8 @@ class HedgedTTSService(TTSService):
 
     async def _end(self, frame: Frame) -> None:
         await self._speaking.close()
+        for context_id in list(self._turns):
+            await self._report(context_id, was_interrupted=isinstance(frame, CancelFrame))
         await self._finishing.join()
         await asyncio.gather(*(each.process(frame) for each in self._voices))
 
@@ -296,8 +305,9 @@ class HedgedTTSService(TTSService):
     async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
         """Begin to speak a sentence; its audio comes later."""
         slot = self._aggregated_frame_sequencer._slots[-1]
-        self._last = sentence = _Sentence(text, context_id, slot, self._last)
         turn = self._turns.get(context_id)
+        sentence = _Sentence(text, context_id, slot, self._last, is_first=turn is None)
+        self._last = sentence
         if turn is None:
             answered, number = self._answer
             turn = self._turns[context_id] = _Turn(
@@ -305,6 +315,8 @@ class HedgedTTSService(TTSService):
                 self._tts_contexts[context_id].interruptible,
                 number if context_id == answered else None,
             )
+        if context_id != self._turn_context_id:  # a text outside of a turn has no other behind it
+            self._complete.add(context_id)
         turn.sentences += 1
         turn.characters += len(text)
         self._mean_chars += (len(text) - self._mean_chars) * (0.05 if self._mean_chars else 1.0)
@@ -322,6 +334,11 @@ class HedgedTTSService(TTSService):
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         """Process a frame; what was released of an interrupted turn is not played."""
+        if isinstance(frame, TTSUpdateSettingsFrame):
+            for each in self._voices:
+                if frame.service is each.service:
+                    await each.process(frame)
+                    return
         await super().process_frame(frame, direction)
         if isinstance(frame, LLMFullResponseStartFrame) and self._llm is not None:
             self._answer = self._turn_context_id, self._llm.turn_number
@@ -360,7 +377,8 @@ class HedgedTTSService(TTSService):
         """Change the settings of every voice that has them."""
         for each in self._voices:
             if isinstance(each.service._settings, type(delta)):
-                await each.process(TTSUpdateSettingsFrame(delta=delta, service=each.service))
+                frame = TTSUpdateSettingsFrame(delta=replace(delta), service=each.service)
+                await each.process(frame)  # a copy: a service has its own names of languages
         return await super()._update_settings(delta)
 
     # ---- a sentence
@@ -422,11 +440,12 @@ class HedgedTTSService(TTSService):
                 secs = asked.audible_at - asked.sent_at
                 self._stats.record_wait(_backend(asked), secs, None)
                 asked.voice.sounds.append(secs)
-        if sentence.winner is None:
-            heard = [each for each in sentence.asked if each.audible_at is not None]
+        if sentence.winner is None and sentence.is_next:
+            heard = [each for each in self._fitting(sentence) if each.audible_at is not None]
             if heard:
                 sentence.winner = min(heard, key=lambda each: each.audible_at or 0.0)
-                self._sound = self._sounds[self._voices.index(sentence.winner.voice)]
+                self._sound = self._sound_of(sentence.winner.voice)
+                self._wake()  # a later sentence may have been asked of a voice that does not fit
                 for asked in sentence.asked:
                     if asked is not sentence.winner:
                         was_first = asked.asked_at < sentence.winner.asked_at
@@ -436,11 +455,14 @@ class HedgedTTSService(TTSService):
         """What is due next, and when; None as the time if that depends on others."""
         winner, now, dry_at = sentence.winner, _now(), self._playout.dry_at
         another = self._another_voice(sentence)
-        if winner is None and all(each.is_over for each in sentence.asked):
+        fitting = self._fitting(sentence)
+        if winner is None and all(each.is_over and each.audible_at is None for each in fitting):
             return now, "leave out" if another is None else "ask"
         if not sentence.is_next:
             return None, "leave out"
-        next_waits = any(each.before is sentence and each.winner for each in self._sentences)
+        following = [each for each in self._sentences if each.before is sentence]
+        waiting = (asked for each in following for asked in self._fitting(each))
+        next_waits = any(each.audible_at is not None for each in waiting)
         if winner is None:
             asked_at = sentence.asked[-1].asked_at
             if another is not None:
@@ -456,7 +478,7 @@ class HedgedTTSService(TTSService):
                 stalls_at = max(dry_at - self._lead_secs(another), winner.heard_at + LULL_SECS)
                 return now if winner.is_over else stalls_at, "ask"
             return dry_at + SILENCE_SECS, "leave out"
-        is_quick = next_waits or winner.is_over
+        is_quick = next_waits or winner.is_over or (following and winner.words)
         return dry_at + (PAUSE_SECS if is_quick else SILENCE_SECS), "end"
 
     async def _ask_another(self, sentence: _Sentence) -> None:
@@ -568,12 +590,22 @@ class HedgedTTSService(TTSService):
             for v, sound in zip(self._voices, self._sounds, strict=True)
             if v not in asked and (sound == self._sound or may_change)
         ]
-        voices.sort(key=lambda v: self._sounds[self._voices.index(v)] != self._sound)
-        if not voices and len(asked) == len(set(asked)):
-            return asked[0]  # a fresh request
+        voices.sort(key=lambda v: self._sound_of(v) != self._sound)
+        fitting = self._fitting(sentence)
+        if not voices and fitting and len(asked) == len(set(asked)):
+            return fitting[0].voice  # a fresh request
         standings = self._standings(voices)
         well = (v for v, it in zip(voices, standings, strict=True) if it.is_well)
         return next(well, voices[0] if voices else None)
+
+    def _fitting(self, sentence: _Sentence) -> list[Synthesis]:
+        """The requests whose voice may speak: the caller's, or any at the start of a turn."""
+        if sentence.is_first and sentence.winner is None:
+            return sentence.asked
+        return [each for each in sentence.asked if self._sound_of(each.voice) == self._sound]
+
+    def _sound_of(self, voice: HostedVoice) -> int:
+        return self._sounds[self._voices.index(voice)]
 
     def _standings(self, voices: Sequence[HostedVoice]) -> list[Standing]:
         keys = [_backend_of(each).record_key for each in voices]
@@ -596,7 +628,8 @@ class HedgedTTSService(TTSService):
             return voice.late_secs
         first, second = _backend_of(voice), _backend_of(another)
         estimates = self._stats.estimates([first, second], None, by_sentence=False)
-        shares = {second.provider: self._accounts.share(self._budget, 1.0)}
+        share = self._accounts.share(self._budget, 1.0) if sentence.is_first else 1.0
+        shares = {second.provider: share}
         rule = PricedDelay(estimates, shares, benefits=self._accounts.benefits)
         waiting = Waiting(0.0, (InFlight(first.provider, 0.0, None),), second.provider)
         at = rule.next_launch(waiting).at

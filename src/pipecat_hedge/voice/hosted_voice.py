@@ -254,7 +254,8 @@ class HostedVoice:
             except Exception as error:
                 logger.debug(f"{self.name}: {error}")
             service._tts_contexts.pop(asked.context_id, None)
-            service._turn_context_id = None
+            if service._turn_context_id == asked.context_id:  # another request may be in it
+                service._turn_context_id = None
             del self.open[asked.context_id]
             service._aggregated_frame_sequencer.clear(keep_contexts=set(self.open))
             if self.one_at_a_time and not asked.is_ended and hasattr(service, "_connect"):
