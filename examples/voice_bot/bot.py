@@ -47,7 +47,7 @@ if __name__ == "__main__":  # run as a file, and not as a part of the package
 
 from examples.voice_bot.choices import Choices, choose
 from examples.voice_bot.provider_log import ProviderLog
-from examples.voice_bot.services import make_llms, make_stt, make_tts
+from examples.voice_bot.services import keep_apart, make_llms, make_stt, make_tts
 from examples.voice_bot.slo_status import slos_message
 from examples.voice_bot.turn_log import logged
 from pipecat_hedge import FillerProcessor, HedgedLLMService, Provider, SpeechReport
@@ -104,6 +104,7 @@ def load_models(choices: Choices) -> None:
     SileroVADAnalyzer()
     turn_end(choices)
     make_retrieval(choices)
+    keep_apart(choices)
     if not choices.stt.startswith("simulated"):  # the simulator has not started yet
         make_stt(choices, os.environ)
     if not choices.tts.startswith("simulated"):

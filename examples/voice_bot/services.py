@@ -25,6 +25,7 @@ __all__ = [
     "check_simulated_models",
     "check_simulator",
     "discover_models",
+    "keep_apart",
     "make_llms",
     "make_stt",
     "make_tts",
@@ -138,6 +139,25 @@ def check_simulator(choices: Choices, env: Mapping[str, str], timeout_secs: floa
             f"SIMULATOR_URL={url}: no simulator answers there ({error}): start it with "
             "pipecat-hedge simulate, correct the address, or leave the setting out"
         ) from None
+
+
+def keep_apart(choices: Choices) -> None:
+    """Keep what is learned of simulated recognisers and voices out of real ones' statistics.
+
+    A simulated LLM's responses say by themselves that they are simulated.
+    """
+    from pipecat_hedge.providers import Backend
+    from pipecat_hedge.service.provider_stats import shared_stats
+
+    simulated: list[tuple[str, str | None]] = []
+    if choices.stt.startswith("simulated"):
+        deepgram, openai = SIMULATED_STT.values()
+        simulated += [("deepgram", deepgram), ("openai", openai), ("openai (rescue)", openai)]
+        simulated += [("deepgram+openai", None)]
+    if choices.tts.startswith("simulated"):
+        simulated += [(name, f"{model}/simulated") for name, model in SIMULATED_TTS.items()]
+    for provider, model in simulated:
+        shared_stats().mark_simulated(Backend(provider, model))
 
 
 def make_stt(choices: Choices, env: Mapping[str, str]) -> FrameProcessor:

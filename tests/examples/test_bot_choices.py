@@ -13,14 +13,20 @@ from examples.voice_bot.services import (
     check_simulated_models,
     check_simulator,
     discover_models,
+    keep_apart,
     make_llms,
+    make_stt,
+    make_tts,
     simulated_models,
 )
 from pipecat.services.anthropic.llm import AnthropicLLMService
 from pipecat.services.openai.llm import OpenAILLMService
 
 from pipecat_hedge import HedgePolicy, Slo, VLLMService
+from pipecat_hedge.providers import Backend
+from pipecat_hedge.service.provider_stats import shared_stats
 from pipecat_hedge.tools.simulator import SimulatorProcess
+from pipecat_hedge.voice.transcript_timing import model_of, name_of
 
 ENV_EXAMPLE = Path(__file__).parents[2] / ".env.example"
 SORRY = "I am sorry, I cannot answer right now. Please ask me again in a moment."
@@ -232,3 +238,20 @@ def test_a_simulated_voice_needs_the_simulator(how: str, voices: int) -> None:
     assert list(simulated_models(choices)) == ["voice-1", "voice-2"][:voices]
     with pytest.raises(SettingError, match="write cartesia or hedged"):
         choose({"SIMULATED_TTS": "espeak"})
+
+
+@pytest.mark.parametrize("stt", ["deepgram", "openai", "hedged"])
+def test_simulated_speech_is_kept_out_of_real_statistics(stt: str) -> None:
+    """A recogniser's and a voice's sockets do not say that they are simulated."""
+    env = {"SIMULATED_STT": stt, "SIMULATED_TTS": "hedged", "SIMULATOR_URL": "http://127.0.0.1:9"}
+    choices = choose(env)
+    keep_apart(choices)
+    made: Any = make_stt(choices, env)
+    if stt == "hedged":
+        backends = [made._host._backend, made._host._spare]
+    else:
+        backends = [Backend(name_of(made.name), model_of(made))]
+    voices: Any = make_tts(choices, env)
+    backends += [Backend(each.name, each.model) for each in voices._voices]
+    assert len(backends) >= 3
+    assert all(shared_stats().is_simulated(each) for each in backends)
