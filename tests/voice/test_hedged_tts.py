@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from pipecat.frames.frames import (
+    AggregatedTextFrame,
     CancelFrame,
     EndFrame,
     Frame,
@@ -590,3 +591,19 @@ async def test_the_last_turn_of_a_call_is_reported(frame: type[Frame]) -> None:
         call.context.add_message({"role": "user", "content": "Are you open?"})
         await call.play(ask, 0.5, frame, 10)
     assert [each.was_interrupted for each in reports] == [frame is CancelFrame]
+
+
+@pytest.mark.parametrize("parts", [("\u263a", "Yes."), ("Yes.", "\u263a"), ("...",)])
+async def test_what_has_no_sound_is_remembered_and_asked_of_nobody(parts: Sequence[str]) -> None:
+    tts = hedged(lambda _: Says(), lambda _: Says())
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await tts.queue_frame(LLMFullResponseStartFrame())
+        for part in parts:
+            await tts.queue_frame(AggregatedTextFrame(part, "sentence"))
+        await tts.queue_frame(LLMFullResponseEndFrame())
+        await call.play(5)
+        assert call.remembered == [" ".join(parts)]
+        assert {text for _, text in voices_of(tts)[0].asked} <= {"Yes."}
+        assert not any("no voice" in each.error for each in call.line.errors)
+        assert left_in(tts) == []

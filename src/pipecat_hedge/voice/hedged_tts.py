@@ -386,11 +386,17 @@ class HedgedTTSService(TTSService):
     async def _speak(self, sentence: _Sentence) -> None:
         is_whole = False
         try:
-            voice = self._first_voice(sentence)
-            self._ask(sentence, voice, sentence.text)
-            if sentence.is_first:
-                self._recover(sentence.text, voice)
-            is_whole = await self._until_said(sentence)
+            if is_rest(sentence.text, 0):
+                voice = self._first_voice(sentence)
+                self._ask(sentence, voice, sentence.text)
+                if sentence.is_first:
+                    self._recover(sentence.text, voice)
+                is_whole = await self._until_said(sentence)
+            else:  # an emoji has no sound
+                while not sentence.is_next:
+                    sentence.changed.clear()
+                    await sentence.changed.wait()
+                is_whole = True
         except Exception:
             logger.exception(f"{self}: a sentence failed")
         finally:
@@ -399,7 +405,7 @@ class HedgedTTSService(TTSService):
             for asked in sentence.asked:
                 self._finish(asked)
             self._wake()
-        if sentence.winner is None:
+        if sentence.winner is None and not is_whole:
             await self.push_error("no voice has spoken a sentence")
         self._turns[sentence.context_id].end(sentence, is_whole=is_whole)
         context_id = sentence.context_id
@@ -563,9 +569,9 @@ class HedgedTTSService(TTSService):
             self._aggregated_frame_sequencer,
             self._word_timestamp_tracker,
         )
-        if not slot.complete and end.is_whole and times.started:
+        if not slot.complete and end.is_whole:
             rest = slot.tracker.get_remaining_tts_text()
-            at = times.pts(end.at_secs)
+            at = times.pts(end.at_secs) if times.started else self.get_clock().get_time()
             await self._push_word_frames(sequencer.process_word(rest, at, slot.context_id))
         if not slot.complete:
             slot.complete = True
