@@ -5,7 +5,7 @@
 Two example bots, one with Pipecat's services alone and one with all three hedged, have the same
 simulated providers: a recogniser whose transcripts come 3 s late, a model with a tail, and a voice
 that says nothing of a sentence, each in a share of the cases. Recordings call them by turns. Takes
-some four minutes a round; nothing else may run beside it.
+some seven minutes a round of 32 turns each; nothing else may run beside it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def call(kind: str, out: Path) -> list[float | None]:
     command = Path(sys.executable).with_name("pipecat-hedge")
     replay = [str(command), "replay", str(ROOT / "fixtures" / "audio")]
     target = ["--url", f"http://127.0.0.1:{PORTS[kind]}", "--report", str(out)]
-    subprocess.run([*replay, *target, "--runs", "1"], stdout=subprocess.DEVNULL, check=False)
+    subprocess.run([*replay, *target, "--callers", "2"], stdout=subprocess.DEVNULL, check=False)
     found = json.loads((out / "replay.json").read_text())
     return [turn["voice_to_voice_secs"] for turn in found]
 
