@@ -147,7 +147,7 @@ def keep_apart(choices: Choices) -> None:
     A simulated LLM's responses say by themselves that they are simulated.
     """
     from pipecat_hedge.providers import Backend
-    from pipecat_hedge.service.provider_stats import shared_stats
+    from pipecat_hedge.service import shared_stats
 
     simulated: list[tuple[str, str | None]] = []
     if choices.stt.startswith("simulated"):

@@ -251,7 +251,9 @@ def _replace_silent(
 def silent_secs(
     policy: HedgePolicy, estimate: LatencyEstimate, own_stall_secs: float | None = 0.0
 ) -> float | None:
-    """Return the wait for a first token after which another provider is asked; None is never.
+    """Return the silence guard: the wait for a first token after which another provider is asked.
+
+    It starts from ``silence_secs``, with ``fallback`` from ``stall_secs``. None is never.
 
     Args:
         policy: The user's policy.

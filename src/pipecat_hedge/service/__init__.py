@@ -14,7 +14,7 @@ from pipecat_hedge.service.provider import Provider
 from pipecat_hedge.service.provider_race import ProviderAttempt, ProviderRace
 from pipecat_hedge.service.provider_states import breaker_report, states_of
 from pipecat_hedge.service.provider_stats import VERSION as STATS_VERSION
-from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.service.sentences import is_whole_sentence
 from pipecat_hedge.service.stages import Stages
 from pipecat_hedge.service.token_budget import TokenBudget
@@ -51,6 +51,7 @@ __all__ = [
     "parsed",
     "report_drained",
     "report_turn",
+    "shared_stats",
     "states_of",
     "store_named",
     "write_logs",
