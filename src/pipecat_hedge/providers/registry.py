@@ -268,7 +268,7 @@ class ProviderRegistry:
     # ---- limits that providers state
 
     def set_retry_after(self, key: str, until: float) -> None:
-        """Record a ``Retry-After``: the provider is asked last until then. The latest time counts."""
+        """Record a ``Retry-After``: the provider is last until then. The latest time counts."""
         with self.lock:
             record = self.record(key)
             record.retry_after_until = max(record.retry_after_until, until)
