@@ -145,6 +145,7 @@ async def test_late_interim_transcripts_interrupt_no_answer() -> None:
     assert len(heard.contexts) == 60
 
 
+@pytest.mark.slow
 async def test_calm_recogniser_is_never_rescued() -> None:
     talk = Talk(lambda number: [(random.Random(number).uniform(0, 0.15), text(number))])
     heard = await talk.hold(400, pause_secs=lambda _: 1.5)

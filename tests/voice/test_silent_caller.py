@@ -61,6 +61,7 @@ async def interruptions(stt: FrameProcessor) -> tuple[int, int]:
     return sum(secs not in spoken_at for secs in at), sum(secs in spoken_at for secs in at)
 
 
+@pytest.mark.slow
 async def test_late_transcripts_of_a_rescued_utterance_interrupt_no_answer() -> None:
     numbers: list[int] = []
 
