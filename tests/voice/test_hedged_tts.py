@@ -577,3 +577,18 @@ async def test_what_has_no_sound_is_remembered_and_asked_of_nobody(parts: Sequen
         assert {text for _, text in voices_of(tts)[0].asked} <= {"Yes."}
         assert not any("no voice" in each.error for each in call.line.errors)
         assert left_in(tts) == []
+
+
+async def test_what_is_due_by_the_clock_is_asked_at_any_time_of_it() -> None:
+    """No rounding of times keeps the loop busy: 1.1 + 3.0 - 1.1 is less than 3.0."""
+    voices = [
+        Voice(f"voice-{n}", ScriptedVoice(script), same_voice=True)
+        for n, script in enumerate([only(0), lambda _: Says()])
+    ]
+    tts = HedgedTTSService(voices, budget=0, stats=ProviderStats(), sample_rate=RATE)
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await asyncio.sleep(1.1 - asyncio.get_running_loop().time())
+        await call.ask()
+        assert voices_of(tts)[1].asked[0][0] == pytest.approx(1.1 + 3.0)
+        assert spoken.ear.text() == bare(ANSWER)

@@ -476,7 +476,7 @@ class HedgedTTSService(TTSService):
         voice, now = self._another_voice(sentence), _now()
         assert voice is not None
         last = sentence.asked[-1]
-        is_due = not sentence.is_first or last.is_over or now - last.asked_at >= SILENCE_SECS
+        is_due = not sentence.is_first or last.is_over or now >= last.asked_at + SILENCE_SECS
         winner = sentence.winner
         text = sentence.text[sentence.said :]
         if winner is not None:
