@@ -592,3 +592,13 @@ async def test_what_is_due_by_the_clock_is_asked_at_any_time_of_it() -> None:
         await call.ask()
         assert voices_of(tts)[1].asked[0][0] == pytest.approx(1.1 + 3.0)
         assert spoken.ear.text() == bare(ANSWER)
+
+
+async def test_a_silent_rest_is_asked_again() -> None:
+    tts = hedged(only(0, says=Says(stops_after=3)), only(0))
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        assert spoken.ear.text() == bare(ANSWER)
+        assert call.remembered == [ANSWER]
+        assert all(gap < 3.5 for gap in spoken.ear.gaps())
