@@ -602,3 +602,26 @@ async def test_a_silent_rest_is_asked_again() -> None:
         assert spoken.ear.text() == bare(ANSWER)
         assert call.remembered == [ANSWER]
         assert all(gap < 3.5 for gap in spoken.ear.gaps())
+
+
+async def test_a_connection_is_renewed_before_its_next_use() -> None:
+    """The next request waits for that, also where the handshake takes its time."""
+    tts = hedged(only(0), lambda _: Says(), pause_frame_processing=True)
+    first, _ = voices_of(tts)
+    events: list[str] = []
+
+    async def connect() -> None:
+        await asyncio.sleep(0.05)
+        events.append(f"connected after {len(first.asked)}")
+
+    async def disconnect() -> None:
+        events.append(f"disconnected after {len(first.asked)}")
+
+    first._connect, first._disconnect = connect, disconnect  # pyright: ignore
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        assert events == ["disconnected after 1", "connected after 1"]
+        assert len(first.asked) == 3
+        assert spoken.ear.text() == bare(ANSWER)
+        assert all(gap < 0.3 for gap in spoken.ear.gaps())

@@ -156,7 +156,6 @@ class _Sentence:
         self.winner: Synthesis | None = None
         self.rest: Synthesis | None = None
         self.offset_secs: float | None = None  # of the winner's audio in the context's
-        self.said = 0  # characters that earlier winners have said
         self.patience_secs = SILENCE_SECS
         self.changed = asyncio.Event()
         self.is_done = False
@@ -478,7 +477,7 @@ class HedgedTTSService(TTSService):
         last = sentence.asked[-1]
         is_due = not sentence.is_first or last.is_over or now >= last.asked_at + SILENCE_SECS
         winner = sentence.winner
-        text = sentence.text[sentence.said :]
+        text = sentence.text
         if winner is not None:
             text = winner.text[self._said(winner) :].lstrip()
         cost = len(text) / self._mean_chars
