@@ -610,3 +610,51 @@ async def test_what_has_no_sound_is_remembered_and_asked_of_nobody(parts: Sequen
         assert {text for _, text in voices_of(tts)[0].asked} <= {"Yes."}
         assert not any("no voice" in each.error for each in call.line.errors)
         assert left_in(tts) == []
+
+
+async def test_what_is_due_by_the_clock_is_asked_at_any_time_of_it() -> None:
+    """No rounding of times keeps the loop busy: 0.4 + 1.0 - 0.4 is less than 1.0."""
+    voices = [
+        Voice(f"voice-{n}", ScriptedVoice(script), same_voice=True)
+        for n, script in enumerate([only(0), lambda _: Says()])
+    ]
+    tts = HedgedTTSService(voices, budget=0, stats=ProviderStats(), sample_rate=RATE)
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await asyncio.sleep(0.4 - asyncio.get_running_loop().time())
+        await call.ask()
+        assert voices_of(tts)[1].asked[0][0] == pytest.approx(0.4 + 1.0)
+        assert spoken.ear.text() == bare(ANSWER)
+
+
+async def test_a_silent_rest_is_asked_again() -> None:
+    tts = hedged(only(0, says=Says(stops_after=3)), only(0))
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        assert spoken.ear.text() == bare(ANSWER)
+        assert call.remembered == [ANSWER]
+        assert all(gap < 3.5 for gap in spoken.ear.gaps())
+
+
+async def test_a_connection_is_renewed_before_its_next_use() -> None:
+    """The next request waits for that, also where the handshake takes its time."""
+    tts = hedged(only(0), lambda _: Says(), pause_frame_processing=True)
+    first, _ = voices_of(tts)
+    events: list[str] = []
+
+    async def connect() -> None:
+        await asyncio.sleep(0.05)
+        events.append(f"connected after {len(first.asked)}")
+
+    async def disconnect() -> None:
+        events.append(f"disconnected after {len(first.asked)}")
+
+    first._connect, first._disconnect = connect, disconnect  # pyright: ignore
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        assert events == ["disconnected after 1", "connected after 1"]
+        assert len(first.asked) == 3
+        assert spoken.ear.text() == bare(ANSWER)
+        assert all(gap < 0.3 for gap in spoken.ear.gaps())

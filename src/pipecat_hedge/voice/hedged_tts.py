@@ -477,7 +477,7 @@ class HedgedTTSService(TTSService):
             return asked_at + (SILENCE_SECS if next_waits else GIVE_UP_SECS), "leave out"
         if (rest := sentence.rest) is not None:
             is_ready = rest.is_over or rest.audible_at is not None or winner.has_more
-            return (dry_at if is_ready else rest.asked_at + GIVE_UP_SECS), "go on"
+            return (dry_at if is_ready else rest.asked_at + SILENCE_SECS), "go on"
         if not self._is_said(winner):
             if another is not None:
                 stalls_at = max(dry_at - self._lead_secs(another), winner.heard_at + LULL_SECS)
@@ -492,7 +492,7 @@ class HedgedTTSService(TTSService):
         assert voice is not None
         last = sentence.asked[-1]
         late_secs = last.voice.late_secs
-        is_due = not sentence.is_first or last.is_over or now - last.asked_at >= late_secs
+        is_due = not sentence.is_first or last.is_over or now >= last.asked_at + late_secs
         winner = sentence.winner
         text = sentence.text
         if winner is not None:

@@ -256,21 +256,25 @@ class HostedVoice:
             service._tts_contexts.pop(asked.context_id, None)
             if service._turn_context_id == asked.context_id:  # another request may be in it
                 service._turn_context_id = None
-            del self.open[asked.context_id]
-            service._aggregated_frame_sequencer.clear(keep_contexts=set(self.open))
+            others = set(self.open) - {asked.context_id}
+            service._aggregated_frame_sequencer.clear(keep_contexts=others)
             if self.one_at_a_time and not asked.is_ended and hasattr(service, "_connect"):
-                self._scope.start(self._reconnect(), name=f"reconnects {self.name}")
+                self._scope.start(self._reconnect(asked), name=f"reconnects {self.name}")
+                return
+            del self.open[asked.context_id]
         self._is_free.set()
 
-    async def _reconnect(self) -> None:
-        """Late audio of a request would be taken for the next one's."""
-        async with self._turn:
-            service: Any = self.service
-            try:
-                await service._disconnect()
-                await service._connect()
-            except Exception as error:
-                logger.debug(f"{self.name}: {error}")
+    async def _reconnect(self, asked: Synthesis) -> None:
+        """Late audio of a request would be taken for the next one's, which waits for this."""
+        service: Any = self.service
+        try:
+            await service._disconnect()
+            await service._connect()
+        except Exception as error:
+            logger.debug(f"{self.name}: {error}")
+        finally:
+            del self.open[asked.context_id]
+            self._is_free.set()
 
     # ---- in place of the service's methods
 

@@ -8,12 +8,10 @@ class Playout:
 
     Attributes:
         dry_at: When everything released has been played.
-        began_at: When the sound that plays, or played last without a gap, began.
     """
 
     def __init__(self) -> None:
-        self.dry_at = self.began_at = float("-inf")
-        self.silent_secs = 0.0
+        self.dry_at = float("-inf")
 
     def next_at(self, now: float) -> float:
         """When a piece that is released now is played."""
@@ -21,8 +19,6 @@ class Playout:
 
     def release(self, secs: float, now: float) -> None:
         """A piece of so many seconds is released."""
-        if now > self.dry_at:
-            self.began_at = now
         self.dry_at = self.next_at(now) + secs
 
     def stop(self, now: float) -> None:
