@@ -333,7 +333,6 @@ async def test_calm_sentences_are_asked_once() -> None:
         assert left_in(tts) == []
 
 
-
 async def test_a_voice_that_is_silent_in_a_whole_call_costs_no_turn_three_seconds() -> None:
     """The second turn is asked of the other one first; a recovered voice is asked first again."""
     tts = hedged(lambda _: SILENT, lambda _: Says())
@@ -508,6 +507,32 @@ async def test_the_end_of_the_call_ends_a_turn_that_is_open() -> None:
         await call.play(0.05, EndFrame, 5)
         assert spoken.ear.text() == "good evening"
         assert call.line.frames(EndFrame)
+
+
+def test_how_audio_is_framed_is_no_option() -> None:
+    with pytest.raises(ConfigurationError, match="push_text_frames is the service's own"):
+        HedgedTTSService([Voice("voice", ScriptedVoice())], push_text_frames=True)
+
+
+async def test_an_error_that_names_no_request_fails_one() -> None:
+    """The others of the voice may be answered."""
+    tts = hedged(only(0, says=Says(fails=True)), lambda _: Says())
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        assert spoken.ear.text() == bare(ANSWER)
+        assert [text for _, text in voices_of(tts)[1].asked] == [SENTENCES[0]]
+
+
+async def test_silent_voices_hold_the_end_of_the_call_up_for_some_seconds_a_sentence() -> None:
+    tts = hedged(lambda _: SILENT, lambda _: SILENT)
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        call.context.add_message({"role": "user", "content": "Are you open?"})
+        began = asyncio.get_running_loop().time()
+        await call.play(ask, 0.1, EndFrame)
+        await call.line.until(lambda: bool(call.line.frames(EndFrame)))
+        assert asyncio.get_running_loop().time() - began < 30
 
 
 def test_single_tokens_are_not_spoken() -> None:

@@ -50,7 +50,7 @@ from pipecat_hedge.voice.playout import Playout
 from pipecat_hedge.voice.spoken_words import CHAR_SECS, is_rest, said_chars
 
 GIVE_UP_SECS = 10.0
-"""A silent sentence is left out after this; after ``SILENCE_SECS`` if the next one waits."""
+"""A silent sentence is left out after this; after ``SILENCE_SECS`` if another one follows."""
 PAUSE_SECS = 0.3
 """A voice that has not said that a sentence is whole: the next one follows after this."""
 LULL_SECS = 0.2
@@ -60,6 +60,10 @@ NEVER_SECS = 3600.0
 LEAST_PART = 0.6
 """A sentence without an end or word times is whole if it sounds for this part of its usual time."""
 _TERMS = Terms()
+_FIXED = {
+    *("push_text_frames", "push_stop_frames", "push_start_frame", "stop_frame_timeout_s"),
+    "max_consecutive_zero_audio_contexts",
+}
 _Step: TypeAlias = Literal["ask", "go on", "end", "leave out"]
 
 
@@ -210,6 +214,8 @@ class HedgedTTSService(TTSService):
         require("stats", stats, ProviderStats, "write ProviderStats()")
         require_number("budget", budget, "from 0 to 1", "0.2 is a fifth", lambda x: 0 <= x <= 1)
         _check(voices)
+        if fixed := _FIXED & kwargs.keys():
+            raise ConfigurationError(f"{min(fixed)} is the service's own: leave it out")
         kwargs.setdefault("settings", TTSSettings(model=None, voice=None, language=None))
         super().__init__(
             push_text_frames=False,
@@ -373,11 +379,15 @@ class HedgedTTSService(TTSService):
             await super().push_frame(frame, direction)
 
     async def _update_settings(self, delta: TTSSettings) -> dict[str, Any]:
-        """Change the settings of every voice that has them."""
+        """Change the settings of the first voice and its like; of others, the language."""
+        first = type(self._voices[0].service._settings)
         for each in self._voices:
-            if isinstance(each.service._settings, type(delta)):
-                frame = TTSUpdateSettingsFrame(delta=replace(delta), service=each.service)
-                await each.process(frame)  # a copy: a service has its own names of languages
+            its = replace(delta)  # a service has its own names of languages
+            if type(each.service._settings) is not first:
+                its = TTSSettings(language=delta.language)
+            elif not isinstance(each.service._settings, type(delta)):
+                continue
+            await each.process(TTSUpdateSettingsFrame(delta=its, service=each.service))
         return await super()._update_settings(delta)
 
     # ---- a sentence
@@ -474,7 +484,7 @@ class HedgedTTSService(TTSService):
                 was_asked = any(each.voice is another for each in sentence.asked)
                 patience_secs = SILENCE_SECS if was_asked else sentence.patience_secs
                 return max(asked_at + patience_secs, dry_at - self._lead_secs(another)), "ask"
-            return asked_at + (SILENCE_SECS if next_waits else GIVE_UP_SECS), "leave out"
+            return asked_at + (SILENCE_SECS if following else GIVE_UP_SECS), "leave out"
         if (rest := sentence.rest) is not None:
             is_ready = rest.is_over or rest.audible_at is not None or winner.has_more
             return (dry_at if is_ready else rest.asked_at + SILENCE_SECS), "go on"

@@ -325,6 +325,7 @@ class HostedVoice:
     ) -> None:
         if isinstance(frame, ErrorFrame):
             logger.debug(f"{self.name}: {frame.error}")
-            for asked in list(self.open.values()):
-                if asked.audible_at is None:  # one that speaks shows by itself that it has ended
-                    asked.fail(frame.error)
+            # It names no request. One that speaks shows by itself that it has ended.
+            silent = [each for each in self.open.values() if each.audible_at is None]
+            if silent:
+                (self._asking if self._asking in silent else silent[0]).fail(frame.error)
