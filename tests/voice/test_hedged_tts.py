@@ -485,6 +485,31 @@ async def test_the_end_of_one_request_does_not_hide_the_end_of_the_next() -> Non
         assert not voices_of(tts)[1].asked
 
 
+class SlowYieldingVoice(YieldingVoice):
+    """Takes 5 s to its first audio."""
+
+    async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
+        await asyncio.sleep(5.0)
+        async for frame in super().run_tts(text, context_id):
+            yield frame
+
+
+@pytest.mark.parametrize("voices", [0, 1, 2])
+async def test_slow_voices_over_http_are_waited_for_as_with_bare(voices: int) -> None:
+    """0 voices is the bare service. No request that may still be answered is given up."""
+    tts: TTSService = SlowYieldingVoice(times_words=False)
+    if voices:
+        hosted = [Voice(f"voice-{n}", SlowYieldingVoice(), same_voice=True) for n in range(voices)]
+        tts = HedgedTTSService(hosted, stats=ProviderStats(), sample_rate=RATE)
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        call.context.add_message({"role": "user", "content": "Are you open?"})
+        began = asyncio.get_running_loop().time()
+        await call.play(ask, 60)
+        assert spoken.ear.text() == bare(ANSWER)
+        assert spoken.ear.words()[0][0] - began < 5.5
+
+
 async def test_a_text_outside_of_a_turn_holds_nothing_up() -> None:
     tts = hedged(lambda _: Says(), lambda _: Says())
     spoken = Spoken(tts)

@@ -50,7 +50,8 @@ from pipecat_hedge.voice.playout import Playout
 from pipecat_hedge.voice.spoken_words import CHAR_SECS, is_rest, said_chars
 
 GIVE_UP_SECS = 10.0
-"""A silent sentence is left out after this; after ``SILENCE_SECS`` if another one follows."""
+"""A silent sentence is left out after this, or when the next one can be heard, but not within
+``SILENCE_SECS`` of a request for it: voices over HTTP may be late, and Pipecat waits for them."""
 PAUSE_SECS = 0.3
 """A voice that has not said that a sentence is whole: the next one follows after this."""
 LULL_SECS = 0.2
@@ -484,7 +485,9 @@ class HedgedTTSService(TTSService):
                 was_asked = any(each.voice is another for each in sentence.asked)
                 patience_secs = SILENCE_SECS if was_asked else sentence.patience_secs
                 return max(asked_at + patience_secs, dry_at - self._lead_secs(another)), "ask"
-            return asked_at + (SILENCE_SECS if following else GIVE_UP_SECS), "leave out"
+            least_secs = 0.0 if next_waits else GIVE_UP_SECS
+            sent_at = min((each.sent_at for each in sentence.asked if each.is_sent), default=now)
+            return max(sent_at + least_secs, asked_at + SILENCE_SECS), "leave out"
         if (rest := sentence.rest) is not None:
             is_ready = rest.is_over or rest.audible_at is not None or winner.has_more
             return (dry_at if is_ready else rest.asked_at + SILENCE_SECS), "go on"
@@ -516,14 +519,14 @@ class HedgedTTSService(TTSService):
         turn = self._turns[sentence.context_id]
         turn.extra_characters += len(text)
         for earlier in sentence.asked:
-            if earlier.voice is voice:
+            if earlier.voice is voice and voice.hides_silence:
                 await self._finish(earlier)
         asked = self._ask(sentence, voice, text)
         if winner is not None:
             sentence.rest = asked
 
     def _go_on(self, sentence: _Sentence) -> None:
-        """The sound is at its end: the rest is said by whom there is more to hear of."""
+        """Say the rest once the audio was played: by the new request, if it is heard by then."""
         winner, rest = sentence.winner, sentence.rest
         assert winner is not None
         assert rest is not None
@@ -535,7 +538,7 @@ class HedgedTTSService(TTSService):
         sentence.winner, sentence.offset_secs = rest, None
 
     def _is_whole(self, sentence: _Sentence) -> bool:
-        """Whether a sentence whose end nobody marks was said: its words, or its length, tell."""
+        """Whether a sentence without an end mark was said, by its words or its length."""
         return sentence.winner is not None and self._is_said(sentence.winner)
 
     def _is_said(self, asked: Synthesis) -> bool:
@@ -597,7 +600,7 @@ class HedgedTTSService(TTSService):
         return next((v for v, it in zip(voices, standings, strict=True) if it.is_well), voices[0])
 
     def _another_voice(self, sentence: _Sentence) -> HostedVoice | None:
-        """Who is asked next for a sentence; None if everyone has been."""
+        """The voice to ask next for a sentence; None if all have been asked."""
         asked = [each.voice for each in sentence.asked]
         may_change = sentence.is_first and sentence.winner is None
         voices = [

@@ -188,6 +188,11 @@ class HostedVoice:
         service = self.service
         return isinstance(service, InterruptibleTTSService) or service._pause_frame_processing
 
+    @property
+    def hides_silence(self) -> bool:
+        """Whether a silent request keeps others from being answered until it is given up."""
+        return self.one_at_a_time and isinstance(self.service, WebsocketTTSService)
+
     async def setup(self, setup: FrameProcessorSetup, sample_rate: int) -> None:
         """Set the service up; its audio is brought to a sample rate."""
         self._sample_rate = sample_rate

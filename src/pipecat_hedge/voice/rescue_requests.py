@@ -45,7 +45,7 @@ class RescueRequests:
             self._client.event_hooks["response"].append(self._take_response)
 
     def close(self) -> None:
-        """Note no responses any more; nobody waits for the latest request."""
+        """Note no responses any more; the latest request is not waited for."""
         self.end("dropped")
         if self._client is not None and self._take_response in self._client.event_hooks["response"]:
             self._client.event_hooks["response"].remove(self._take_response)
