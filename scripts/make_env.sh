@@ -24,5 +24,25 @@ fi
 
 "$PYTHON" -c 'import os, sys; sys.exit(not os.path.exists(os.path.join(sys.argv[1], "bin", "python")))' "$VENV" ||
     "$PYTHON" -m venv "$VENV"
-printf 'pipecat-hedge: installing into %s (about a minute the first time)\n' "$VENV"
-"$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$1]"
+printf 'pipecat-hedge: installing into %s (under a minute the first time)\n' "$VENV"
+# pip's lines become one that counts: in a terminal it is overwritten, elsewhere there is one for every 20 packages.
+# Bytecode is written when a module is first imported: most are never.
+failed=$(mktemp)
+{
+    "$VENV/bin/python" -m pip install --no-compile --progress-bar off --disable-pip-version-check \
+        -c constraints.txt -e ".[$1]" 2>"$failed.log" || echo failed >"$failed"
+} | awk -v terminal="$([ -t 1 ] && echo 1 || echo 0)" '
+    /^Collecting / {
+        count++
+        if (terminal) printf "\r\033[K%d packages: %s", count, $2
+        else if (count % 20 == 0) printf "%d packages: %s\n", count, $2
+    }
+    /^Installing collected packages/ { printf "%sunpacking %d packages\n", terminal ? "\r\033[K" : "", count }
+    { fflush() }
+'
+if [ -s "$failed" ]; then
+    cat "$failed.log" >&2
+    rm -f "$failed" "$failed.log"
+    fail "pip could not install the packages; its messages are above"
+fi
+rm -f "$failed" "$failed.log"

@@ -22,7 +22,7 @@ from pipecat_hedge.tools.replay import Utterance, utterances
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "out"
 PICTURE = ROOT / "docs/images/page.png"
-SCREENS = {1280: 800, 768: 1024, 390: 844}
+SCREENS = {1280: 720, 768: 1024, 390: 844}
 SCHEMES = ("light", "dark")
 PAUSE_SECS = 9.0
 SCRIPT = (
@@ -46,6 +46,7 @@ async def main() -> int:
         microphone = write_microphone(Path(folder) / "microphone.wav", _script())
         async with (
             BotProcess(
+                SIMULATED_MODELS="jagged claude-haiku-4-5?ttft=0.45",
                 TURN_DETECTION="0.3",
                 PIPECAT_HEDGE_STATS="off",
             ) as bot,

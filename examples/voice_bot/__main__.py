@@ -99,6 +99,7 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
         check_simulated_models,
         check_simulator,
         discover_models,
+        parts,
         simulated_models,
     )
     from examples.voice_bot.serving import (
@@ -166,7 +167,7 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
             is_known=calls.is_known,
         ),
     )
-    add_page(app)
+    add_page(app, parts(choices))
     add_metrics(app)
     add_live(app, FEED)
     # Buttons that break providers for all callers are for the machine's own user.

@@ -233,15 +233,6 @@ async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choice
     @transport.event_handler("on_client_connected")
     async def on_client_connected(transport: BaseTransport, client: Any) -> None:
         logger.info("a caller is connected")
-        parts = {
-            "type": "parts",
-            "stt": choices.stt,
-            "tts": choices.tts,
-            "llms": [provider.name for provider in (llms if hedged else llms[:1])],
-            "policy": choices.policy.name if choices.policy else "off",
-            "simulated": choices.simulated,
-        }
-        await send(parts)
         await send_state()
         context.add_message({"role": "developer", "content": GREETING})
         await worker.queue_frame(LLMRunFrame())

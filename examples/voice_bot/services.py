@@ -241,6 +241,18 @@ def make_llms(choices: Choices, env: Mapping[str, str]) -> list[Provider]:
     return [Provider(name, _llm(llm, env)) for name, llm in zip(names, choices.llms, strict=True)]
 
 
+def parts(choices: Choices) -> dict[str, Any]:
+    """Return what the page names above a call: its services and the policy."""
+    names = _names(choices.llms)
+    return {
+        "stt": choices.stt,
+        "tts": choices.tts,
+        "llms": names if choices.policy else names[:1],
+        "policy": choices.policy.name if choices.policy else "off",
+        "simulated": choices.simulated,
+    }
+
+
 def simulated_models(choices: Choices) -> dict[str, str]:
     """Return the model of each simulated provider, recogniser and voice, by its name."""
     named = zip(_names(choices.llms), choices.llms, strict=True)

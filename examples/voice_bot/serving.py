@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -132,12 +132,21 @@ def guard(app: FastAPI, gate: Callable[[Any], Any]) -> None:
     app.build_middleware_stack = lambda: gate(build())
 
 
-def add_page(app: FastAPI) -> None:
-    """Serve the bot's page at `/`. Must precede the runner's routes, which redirect from there."""
+def add_page(app: FastAPI, parts: Mapping[str, Any]) -> None:
+    """Serve the bot's page at `/`. Must precede the runner's routes, which redirect from there.
+
+    Args:
+        app: The application that Pipecat's runner serves.
+        parts: The services that answer calls, which the page names.
+    """
 
     @app.get("/", include_in_schema=False)
     async def index() -> FileResponse:
         return FileResponse(PAGE / "index.html", headers={"Cache-Control": "no-cache"})
+
+    @app.get("/parts", include_in_schema=False)
+    async def named_parts() -> JSONResponse:
+        return JSONResponse(dict(parts), headers={"Cache-Control": "no-store"})
 
     app.mount("/page", StaticFiles(directory=PAGE))
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import soxr
+from examples.voice_bot.speech.espeak_engine import shared_engine
 from examples.voice_bot.speech.grammar_recognizer import GrammarRecognizer, shared_recognizer
 from examples.voice_bot.speech.pocketsphinx_stt import RESTAURANT_GRAMMAR, PocketsphinxSTTService
 from pipecat.audio.vad.silero import SileroVADAnalyzer
@@ -124,3 +127,18 @@ def test_a_grammar_of_ones_own_is_heard(tmp_path: Path):
     file.write_text("#JSGF V1.0;\ngrammar own;\npublic <x> = do you deliver | where are you;\n")
     own = GrammarRecognizer(file)
     assert {own.recognize(audio(r)) for r in SHORT} <= {"do you deliver", "where are you", ""}
+
+
+PAGE = Path(__file__).parents[2] / "examples" / "voice_bot" / "page" / "index.html"
+PHRASES = re.findall(r"<li>([A-Z].*[.?])</li>", PAGE.read_text())
+
+
+@pytest.mark.parametrize("phrase", PHRASES)
+def test_phrases_on_the_page_are_understood(recognizer: GrammarRecognizer, phrase: str):
+    """Among them README's question, in the bot's own voice."""
+    said: list[bytes] = []
+    engine = shared_engine()
+    engine.speak(phrase, "en-us+f3", 165, lambda audio: said.append(audio) is None)
+    sound = soxr.resample(np.frombuffer(b"".join(said), np.int16), engine.sample_rate, 16000)
+    words = re.sub(r"[.?,]", "", phrase).lower()
+    assert recognizer.recognize(sound.tobytes()) == words

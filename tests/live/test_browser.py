@@ -92,6 +92,32 @@ async def beyond_the_edge(page: Page, width: int, height: int) -> list[str]:
     )
 
 
+LAST_LINES = [f"#transcript li:nth-last-child({number}) .text" for number in (1, 2)]
+
+
+async def provider_rows(page: Page) -> list[str]:
+    names = await page.eval_on_selector_all(
+        "#providers tbody", "found => found.map((one) => one.dataset.provider)"
+    )
+    return [f"#providers [data-provider='{name}'] .provider-figures" for name in names]
+
+
+async def is_cut(page: Page, selector: str) -> bool:
+    """Whether part of an element cannot be seen without scrolling."""
+    return await page.locator(selector).evaluate(
+        """async (one) => {
+          const seen = new Promise((resolve) => {
+            const observer = new IntersectionObserver(([entry]) => {
+              observer.disconnect();
+              resolve(entry.intersectionRatio);
+            });
+            observer.observe(one);
+          });
+          return (await seen) < 0.99;
+        }"""
+    )
+
+
 async def test_a_call(tmp_path: Path) -> None:
     """The page connects, lets the answer be heard, shows its race, and is interrupted."""
     asking, interrupting = recording("open-sunday"), recording("cancel-that")
@@ -151,7 +177,11 @@ async def test_a_call(tmp_path: Path) -> None:
             assert so_far[2::3] == ["3\u00a0answers", "2\u00a0answers"]
 
             assert await beyond_the_edge(page, 390, 844) == []
-            assert await beyond_the_edge(page, 1280, 800) == []
+            assert await page.evaluate("document.documentElement.scrollHeight") < 1400
+            assert await beyond_the_edge(page, 1280, 720) == []
+            last = "#turns .turn:first-child .chart"
+            shown = [last, "#legend li:last-child", *await provider_rows(page), *LAST_LINES]
+            assert [one for one in shown if await is_cut(page, one)] == []
 
             await page.click("#connect")
             await page.wait_for_selector("#state[data-state=idle]")
@@ -169,6 +199,13 @@ async def test_hang_button_shows_a_hedge_that_wins(tmp_path: Path) -> None:
     ):
         page = await opened(context, bot.url)
         with no_complaints(page):
+            await page.get_by_text(
+                "It understands only what callers of a restaurant ask"
+            ).wait_for()
+            for phrase in await page.locator("#phrases li").all():
+                box = await phrase.bounding_box()
+                assert box is not None
+                assert 0 <= box["x"] <= 390 - box["width"]
             row = page.locator(f".bench-row[data-provider='{first}']")
             await row.locator("[data-behaviour=hang]").click()
             await row.locator("[data-behaviour=hang][aria-pressed=true]").wait_for()

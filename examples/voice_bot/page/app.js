@@ -1,7 +1,7 @@
 // The page of the voice bot: one WebRTC call, its transcript, and what the race did for each turn.
 // What happens in the call arrives over the data channel as RTVI messages, Pipecat's own protocol;
-// the bot adds server messages of its own: "parts" (its services), "turn", "speech" (what was spoken of
-// a turn's answer), "providers" and "slos".
+// the bot adds server messages of its own: "turn", "speech" (what was spoken of a turn's answer),
+// "providers" and "slos". Its services are known before a call, at /parts.
 // The bench of buttons that make simulated providers fail works without a call.
 
 import { Bench } from "./bench.js";
@@ -197,27 +197,35 @@ const handlers = {
   error: (data) => fail(`The bot reports an error: ${data.error ?? "unknown"}.`),
 };
 
-const SPEECH = {
-  deepgram: "Deepgram",
-  cartesia: "Cartesia",
-  pocketsphinx: "pocketsphinx (offline, the restaurant's phrases only)",
-  espeak: "espeak-ng (offline)",
-};
-
 const serverHandlers = {
-  parts: (parts) => {
-    const real = parts.llms.some((name) => name.startsWith("vllm:")); // never simulated
-    const how = real ? " (simulated, except the vLLM)" : " (simulated)";
-    const llms = parts.llms.join(" and ") + (parts.simulated ? how : "");
-    byId("parts").textContent = `Racing ${llms}, policy ${parts.policy.replaceAll(" ", "\u00a0")}.`;
-    byId("speech").textContent =
-      `Speech to text: ${SPEECH[parts.stt] ?? parts.stt}. Text to speech: ${SPEECH[parts.tts] ?? parts.tts}.`;
-  },
   turn: (turn) => turns.add(turn),
   speech: (speech) => turns.speak(speech),
   providers: (message) => providers.show(message),
   slos: (message) => slos.show(message),
 };
+
+const SPEECH = {
+  deepgram: "Deepgram",
+  cartesia: "Cartesia",
+  pocketsphinx: "pocketsphinx (offline)",
+  espeak: "espeak-ng (offline)",
+};
+
+const ONLY_PHRASES =
+  "It understands only what callers of a restaurant ask, in words like these; all else is heard as the nearest of them.";
+
+async function showParts() {
+  const response = await fetch("/parts").catch(() => null);
+  if (!response?.ok) return;
+  const parts = await response.json();
+  const real = parts.llms.some((name) => name.startsWith("vllm:")); // never simulated
+  const how = real ? " (simulated, except the vLLM)" : " (simulated)";
+  const llms = parts.llms.join(" and ") + (parts.simulated ? how : "");
+  byId("parts").textContent = `Racing ${llms}, policy ${parts.policy.replaceAll(" ", "\u00a0")}.`;
+  byId("speech").textContent =
+    `Speech to text: ${SPEECH[parts.stt] ?? parts.stt}. Text to speech: ${SPEECH[parts.tts] ?? parts.tts}.`;
+  byId("phrases-hint").textContent = parts.stt === "pocketsphinx" ? ONLY_PHRASES : "Ask, for example:";
+}
 
 function interrupted() {
   transcript.interrupted();
@@ -297,5 +305,10 @@ byId("connect").addEventListener("click", () => (call ? endCall() : startCall())
 byId("mute").addEventListener("click", () =>
   setMuted(byId("mute").getAttribute("aria-pressed") !== "true"),
 );
+const wide = matchMedia("(min-width: 721px)"); // a telephone's screen is short: its legend is folded
+const unfoldLegend = () => (byId("legend").open = wide.matches);
+wide.addEventListener("change", unfoldLegend);
+unfoldLegend();
+showParts();
 window.addEventListener("pagehide", () => call?.close());
 bench.load();

@@ -48,7 +48,7 @@ export function fillerHeard(races) {
 export function chart(races, { wasCut, spoken: speech }) {
   const drawing = new Drawing(span(races));
   const { origin, asked_secs, transcripts } = races[0];
-  if (asked_secs > 0) {
+  if (asked_secs > 0 && origin !== "context") {
     const heard = origin === "user_silence" ? transcripts.at(-1) : null;
     const marks = heard ? transcriptMarks(transcripts) : "";
     const wait = heard?.transcript_secs;
