@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
+import httpx
 import numpy as np
 from pipecat.frames.frames import Frame, OutputAudioRawFrame, TTSAudioRawFrame
 from pipecat.services.settings import TTSSettings
@@ -36,6 +37,7 @@ class Says:
         pace: Seconds of audio a second.
         only_silence: Whether the audio is silent.
         fails: Whether it reports an error instead of the first sound.
+        retry_after_secs: The ``Retry-After`` of the response behind the error.
     """
 
     after_secs: float | None = 0.1
@@ -45,6 +47,7 @@ class Says:
     pace: float = 20.0
     only_silence: bool = False
     fails: bool = False
+    retry_after_secs: float | None = None
 
 
 class ScriptedVoice(TTSService):
@@ -106,7 +109,7 @@ class ScriptedVoice(TTSService):
             return
         await asyncio.sleep(says.after_secs)
         if says.fails:
-            await self.push_error("no more of this")
+            await self.push_error("no more of this", exception=_rejection(says.retry_after_secs))
             return
         at = says.lead_secs
         if at:
@@ -186,6 +189,14 @@ class Listener(Loudspeaker):
             for (_, a, _), (b, _, _) in itertools.pairwise(heard)
             if b - a > GAP_SECS + 0.02
         ]
+
+
+def _rejection(retry_after_secs: float | None) -> Exception | None:
+    if retry_after_secs is None:
+        return None
+    request = httpx.Request("POST", "https://example.com")
+    response = httpx.Response(429, headers={"Retry-After": str(retry_after_secs)}, request=request)
+    return httpx.HTTPStatusError("busy", request=request, response=response)
 
 
 def _bare(word: str) -> str:

@@ -708,3 +708,51 @@ async def test_a_connection_is_renewed_before_its_next_use() -> None:
         assert len(first.asked) == 3
         assert spoken.ear.text() == bare(ANSWER)
         assert all(gap < 0.3 for gap in spoken.ear.gaps())
+
+
+# ---- Retry-After
+
+
+def busy(secs: float) -> Says:
+    return Says(fails=True, retry_after_secs=secs)
+
+
+async def test_a_voice_that_sends_retry_after_is_not_asked_before() -> None:
+    tts = hedged(only(0, says=busy(30.0)), lambda _: Says())
+    spoken = Spoken(tts, ["Yes we are."] * 4)
+    async with spoken.call as call:
+        began_at = await call.ask()
+        await call.ask(3, gap_secs=15)
+        first, second = voices_of(tts)
+        assert [len(first.asked), len(second.asked)] == [3, 2]
+        assert first.asked[1][0] > began_at + 30
+
+
+@pytest.mark.parametrize(("one", "two"), [(1.0, 60.0), (60.0, 1.0)])
+async def test_of_voices_that_are_all_held_back_the_one_due_first_is_asked(
+    one: float, two: float
+) -> None:
+    """When it is due; a request before is one that its provider has announced to reject."""
+    tts = hedged(only(0, says=busy(one)), only(0, says=busy(two)))
+    spoken = Spoken(tts, ["Yes we are.", "And so we are tonight."])
+    async with spoken.call as call:
+        await call.ask(2)
+        asked = [[text for _, text in each.asked] for each in voices_of(tts)]
+        due = asked.pop(one > two)
+        assert due == ["Yes we are.", "Yes we are.", "And so we are tonight."]
+        assert asked == [["Yes we are."]]
+        assert spoken.ear.text() == "yes we are and so we are tonight"
+        assert not call.line.errors
+
+
+async def test_a_voice_is_asked_for_a_silent_one_when_its_retry_after_ends() -> None:
+    tts = hedged(lambda _: SILENT, only(0, says=busy(3.0)))
+    first, second = voices_of(tts)
+    first.script = lambda number: (Says(fails=True), Says(), SILENT)[number]
+    spoken = Spoken(tts, ["Yes we are.", "And so we are tonight."])
+    async with spoken.call as call:
+        began_at = await call.ask(gap_secs=1.5)
+        await call.ask()
+        assert [len(first.asked), len(second.asked)] == [3, 2]
+        assert second.asked[1][0] == pytest.approx(began_at + 0.2 + 3.0)
+        assert spoken.ear.text() == "yes we are and so we are tonight"

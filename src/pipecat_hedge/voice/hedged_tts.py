@@ -37,13 +37,14 @@ from pipecat_hedge.policy.priced_delay import PricedDelay
 from pipecat_hedge.providers.backends import Backend
 from pipecat_hedge.providers.permits import Permit, Terms
 from pipecat_hedge.providers.standing import Standing
-from pipecat_hedge.providers.verdict import Verdict
+from pipecat_hedge.providers.verdict import Verdict, classify
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.events import InFlight, Waiting
 from pipecat_hedge.race.reports import SpeechReport
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.hedged_service import HedgedLLMService
 from pipecat_hedge.service.pipeline_search import upstream_of
+from pipecat_hedge.service.provider_client import switch_off_hidden_retries
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.voice.hosted_voice import SILENCE_SECS, HostedVoice, Synthesis
 from pipecat_hedge.voice.playout import Playout
@@ -230,7 +231,10 @@ class HedgedTTSService(TTSService):
             raise ConfigurationError(
                 "text_aggregation_mode must be SENTENCE: another voice takes over a sentence"
             )
-        self._voices = [HostedVoice(each.name, each.service) for each in voices]
+        self._voices = [HostedVoice(each.name, each.service, self._hold_back) for each in voices]
+        if len(voices) > 1:
+            for each in voices:
+                switch_off_hidden_retries(each.service)
         self._sounds = [0 if not n or v.same_voice else n for n, v in enumerate(voices)]
         self._sound = 0  # the voice of this call
         self._stats, self._budget = stats or shared_stats(), budget
@@ -473,7 +477,11 @@ class HedgedTTSService(TTSService):
         another = self._another_voice(sentence)
         fitting = self._fitting(sentence)
         if winner is None and all(each.is_over and each.audible_at is None for each in fitting):
-            return now, "leave out" if another is None else "ask"
+            if another is None:
+                return now, "leave out"
+            was_asked = any(each.voice is another for each in sentence.asked)
+            held_secs = self._standings([another])[0].retry_after_secs if was_asked else 0.0
+            return min(now + held_secs, sentence.asked[-1].asked_at + SILENCE_SECS), "ask"
         if not sentence.is_next:
             return None, "leave out"
         following = [each for each in self._sentences if each.before is sentence]
@@ -596,8 +604,7 @@ class HedgedTTSService(TTSService):
         voices = [v for v, n in zip(self._voices, self._sounds, strict=True) if n == self._sound]
         if sentence.is_first:
             voices += [v for v in self._voices if v not in voices]
-        standings = self._standings(voices)
-        return next((v for v, it in zip(voices, standings, strict=True) if it.is_well), voices[0])
+        return self._best(voices)
 
     def _another_voice(self, sentence: _Sentence) -> HostedVoice | None:
         """The voice to ask next for a sentence; None if all have been asked."""
@@ -609,12 +616,27 @@ class HedgedTTSService(TTSService):
             if v not in asked and (sound == self._sound or may_change)
         ]
         voices.sort(key=lambda v: self._sound_of(v) != self._sound)
-        fitting = self._fitting(sentence)
-        if not voices and fitting and len(asked) == len(set(asked)):
-            return fitting[0].voice  # a fresh request
-        standings = self._standings(voices)
-        well = (v for v, it in zip(voices, standings, strict=True) if it.is_well)
-        return next(well, voices[0] if voices else None)
+        if len(asked) == len(set(asked)) and not any(map(self._may_ask, voices)):
+            voices += [each.voice for each in self._fitting(sentence)]  # a fresh request
+        return self._best(voices) if voices else None
+
+    def _best(self, voices: Sequence[HostedVoice]) -> HostedVoice:
+        """The first that is well; else the first that may be asked, or may be so the soonest."""
+        standings = dict(zip(voices, self._standings(voices), strict=True))
+
+        def trouble(voice: HostedVoice) -> tuple[float, bool, bool]:
+            it = standings[voice]
+            return it.retry_after_secs, it.is_rejecting, it.breaker != "closed"
+
+        return min(voices, key=trouble)
+
+    def _may_ask(self, voice: HostedVoice) -> bool:
+        return not self._standings([voice])[0].retry_after_secs
+
+    def _hold_back(self, voice: HostedVoice, secs: float) -> None:
+        """A voice's provider has sent ``Retry-After``."""
+        self._stats.set_retry_after(_backend_of(voice).record_key, _now() + secs)
+        asyncio.get_running_loop().call_later(secs, self._wake)
 
     def _fitting(self, sentence: _Sentence) -> list[Synthesis]:
         """The requests whose voice may speak: the caller's, or any at the start of a turn."""
@@ -663,7 +685,11 @@ class HedgedTTSService(TTSService):
         """Try voices whose breaker is half-open with a text that another one speaks."""
         for voice in self._voices:
             key, now = _backend_of(voice).record_key, _now()
-            if voice is not besides and self._stats.claim_recovery(key, now):
+            if (
+                voice is not besides
+                and self._may_ask(voice)
+                and self._stats.claim_recovery(key, now)
+            ):
                 self._finishing.start(self._try(voice, text), name=f"{self} tries {voice.name}")
 
     async def _try(self, voice: HostedVoice, text: str) -> None:
@@ -743,7 +769,8 @@ def _verdict(asked: Synthesis, *, was_silent: bool) -> Verdict:
     if asked.audible_at is not None:
         return "answered"
     if asked.error is not None:
-        return "failed"
+        is_permanent = asked.error.permanent
+        return "failed" if is_permanent else classify(asked.error, has_answered=False)
     return "silent" if was_silent else "dropped"
 
 
