@@ -13,6 +13,7 @@ import numpy as np
 from pipecat.frames.frames import Frame, OutputAudioRawFrame, TTSAudioRawFrame
 from pipecat.services.settings import TTSSettings
 from pipecat.services.tts_service import TTSService
+from pipecat.utils.text.markup_utils import strip_complete_markup
 
 from tests.support.call import RATE, Loudspeaker
 
@@ -114,7 +115,7 @@ class ScriptedVoice(TTSService):
         at = says.lead_secs
         if at:
             await self._send(np.zeros(int(at * self.sample_rate), np.int16), context_id, says)
-        for word in text.split()[: says.stops_after]:
+        for word in strip_complete_markup(text).split()[: says.stops_after]:
             if self._times_words:
                 await self.add_word_timestamps([(word, at)], context_id)
             await self._send(self._sound(word) * (not says.only_silence), context_id, says)

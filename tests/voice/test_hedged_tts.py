@@ -756,3 +756,43 @@ async def test_a_voice_is_asked_for_a_silent_one_when_its_retry_after_ends() -> 
         assert [len(first.asked), len(second.asked)] == [3, 2]
         assert second.asked[1][0] == pytest.approx(began_at + 0.2 + 3.0)
         assert spoken.ear.text() == "yes we are and so we are tonight"
+
+
+# ---- markup
+
+
+MARKED = 'We <prosody rate="slow">ask <phoneme ph="a b">two men</phoneme> a</prosody> tomorrow.'
+
+
+@pytest.mark.parametrize("times_words", [True, False])
+@pytest.mark.parametrize("stops_after", [1, 2, 3, 4, 5])
+async def test_a_rest_has_the_markup_that_was_open(stops_after: int, times_words: bool) -> None:
+    """No break is in a tag. The context has the model's text, without the markup."""
+
+    async def mark(text: str, _: str) -> str:
+        return MARKED
+
+    rests = {
+        1: MARKED.removeprefix("We "),
+        2: '<prosody rate="slow"><phoneme ph="a b">two men</phoneme> a</prosody> tomorrow.',
+        3: '<prosody rate="slow"><phoneme ph="a b">men</phoneme> a</prosody> tomorrow.',
+        4: '<prosody rate="slow">a</prosody> tomorrow.',
+        5: "tomorrow.",
+    }
+    scripts = (only(0, says=Says(stops_after=stops_after)), lambda _: Says())
+    services = [ScriptedVoice(each, times_words=times_words) for each in scripts]
+    voices = [Voice(f"voice-{n}", it, same_voice=True) for n, it in enumerate(services)]
+    tts = HedgedTTSService(
+        voices, stats=ProviderStats(), sample_rate=RATE, text_transforms=[("*", mark)]
+    )
+    answer = "We ask two men a tomorrow."
+    spoken = Spoken(tts, [answer])
+    async with spoken.call as call:
+        await call.ask()
+        (rest,) = [text for _, text in services[1].asked]
+        if times_words:
+            assert rest == rests[stops_after]
+            assert spoken.ear.text() == bare(answer)
+        else:
+            assert rest in rests.values()
+        assert call.remembered == [answer]

@@ -48,7 +48,7 @@ from pipecat_hedge.service.provider_client import switch_off_hidden_retries
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.voice.hosted_voice import SILENCE_SECS, HostedVoice, Synthesis
 from pipecat_hedge.voice.playout import Playout
-from pipecat_hedge.voice.spoken_words import CHAR_SECS, is_rest, said_chars
+from pipecat_hedge.voice.spoken_words import CHAR_SECS, is_rest, rest_of, said_chars, spoken_length
 
 GIVE_UP_SECS = 10.0
 """A silent sentence is left out after this, or when the next one can be heard, but not within
@@ -517,7 +517,7 @@ class HedgedTTSService(TTSService):
         winner = sentence.winner
         text = sentence.text
         if winner is not None:
-            text = winner.text[self._said(winner) :].lstrip()
+            text = rest_of(winner.text, self._said(winner))
         cost = len(text) / self._mean_chars
         if is_due or winner is not None:
             self._accounts.pay(self._budget, cost, now)
@@ -552,7 +552,8 @@ class HedgedTTSService(TTSService):
     def _is_said(self, asked: Synthesis) -> bool:
         if asked.words:
             return not is_rest(asked.text, self._said(asked))
-        return asked.audio_secs >= LEAST_PART * self._char_secs * len(asked.text)
+        usual_secs = self._char_secs * spoken_length(asked.text)
+        return asked.audio_secs >= LEAST_PART * usual_secs
 
     def _said(self, asked: Synthesis) -> int:
         return said_chars(asked.text, asked.words, asked.audio_secs, self._char_secs)
@@ -578,7 +579,7 @@ class HedgedTTSService(TTSService):
                     context_id, WordTimestamp(item.word, secs, context_id, spaced)
                 )
         if winner.is_ended:
-            rate = winner.audio_secs / len(winner.text)
+            rate = winner.audio_secs / spoken_length(winner.text)
             weight = 1.0 if self._char_secs == CHAR_SECS else 0.2
             self._char_secs += weight * (rate - self._char_secs)
 
