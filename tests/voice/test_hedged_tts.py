@@ -710,6 +710,19 @@ async def test_a_connection_is_renewed_before_its_next_use() -> None:
         assert all(gap < 0.3 for gap in spoken.ear.gaps())
 
 
+async def test_a_barge_in_says_nothing_of_a_voice() -> None:
+    """Five before the first sound, and then a single silence: its breaker stays closed."""
+    tts = hedged(only(5), lambda _: Says())
+    spoken = Spoken(tts, ["Yes."])
+    async with spoken.call as call:
+        for _ in range(5):
+            await call.play(ask, 0.05)
+            await call.line.interrupt()
+        await call.ask(2)
+        first, second = voices_of(tts)
+        assert [len(first.asked), len(second.asked)] == [7, 1]
+
+
 # ---- Retry-After
 
 

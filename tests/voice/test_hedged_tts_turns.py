@@ -13,6 +13,7 @@ from pipecat.frames.frames import InterruptionFrame, TTSSpeakFrame
 from pipecat.services.tts_service import TTSService
 
 from pipecat_hedge import (
+    CircuitBreakerSettings,
     FillerProcessor,
     HedgedLLMService,
     HedgePolicy,
@@ -209,3 +210,44 @@ async def test_text_before_a_tool_and_the_answer_are_two_reports() -> None:
         await call.ask()
         turns = call.feed.snapshot()["turns"]
     assert [(turn["turn"], turn["spoken"]["sentences"]) for turn in turns] == [(1, 1), (2, 2)]
+
+
+class FillerVoices:
+    """Two voices, of which the first one says fillers as scripted; a failure opens its breaker."""
+
+    def __init__(self, says: Says):
+        self.first, self.second = ScriptedVoice(), ScriptedVoice()
+        asked = self.first.asked
+        self.first.script = lambda number: Says() if asked[number][1] in ANSWER else says
+
+    def __call__(self, stats: ProviderStats) -> HedgedTTSService:
+        stats.configure_breaker("one", CircuitBreakerSettings(failures=1))
+        voices = [Voice("one", self.first), Voice("two", self.second, same_voice=True)]
+        return HedgedTTSService(voices, stats=stats, sample_rate=RATE)
+
+    def texts(self, *, answers: bool) -> list[list[str]]:
+        """What each was asked for."""
+        both = (self.first, self.second)
+        return [[text for _, text in v.asked if (text in ANSWER) is answers] for v in both]
+
+
+@pytest.mark.parametrize("says", [Says(after_secs=None), Says(fails=True)], ids=["silent", "fails"])
+async def test_a_filler_that_is_not_heard_is_no_failure_of_its_voice(says: Says) -> None:
+    """The other voice says it, and the first one all the answers."""
+    voices = FillerVoices(says)
+    async with Spoken(SLOW, voice=voices, fillers=fillers()) as call:
+        await call.ask(5)
+    assert [len(each) for each in voices.texts(answers=False)] == [4, 4]
+    assert [len(each) for each in voices.texts(answers=True)] == [10, 0]
+    assert call.remembered == [ANSWER] * 5
+
+
+async def test_a_filler_that_breaks_off_is_not_continued_when_the_answer_is_there() -> None:
+    voices = FillerVoices(Says(stops_after=1))
+    soon: list[Step] = [Wait(0.95), Say(ANSWER)]
+    async with Spoken(*[SLOW] * 4, soon, voice=voices, fillers=fillers()) as call:
+        await call.ask(5)
+    first, second = voices.texts(answers=False)
+    assert (len(first), len(second)) == (4, 3)
+    begun, _, _ = first[-1].partition(" ")
+    assert call.ear.text().endswith(f"{bare(ANSWER)} {bare(begun)} {bare(ANSWER)}")

@@ -46,6 +46,7 @@ from pipecat_hedge.service.hedged_service import HedgedLLMService
 from pipecat_hedge.service.pipeline_search import upstream_of
 from pipecat_hedge.service.provider_client import switch_off_hidden_retries
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
+from pipecat_hedge.voice.filler_playback import FillerFrame
 from pipecat_hedge.voice.hosted_voice import SILENCE_SECS, HostedVoice, Synthesis
 from pipecat_hedge.voice.playout import Playout
 from pipecat_hedge.voice.spoken_words import CHAR_SECS, is_rest, rest_of, said_chars, spoken_length
@@ -154,10 +155,17 @@ class _Sentence:
     """A sentence that is being spoken."""
 
     def __init__(
-        self, text: str, context_id: str, slot: Any, before: _Sentence | None, *, is_first: bool
+        self,
+        text: str,
+        context_id: str,
+        slot: Any,
+        before: _Sentence | None,
+        *,
+        is_first: bool,
+        is_filler: bool,
     ):
         self.text, self.context_id, self.slot, self.before = text, context_id, slot, before
-        self.is_first = is_first
+        self.is_first, self.is_filler = is_first, is_filler
         self.asked: list[Synthesis] = []
         self.winner: Synthesis | None = None
         self.rest: Synthesis | None = None
@@ -247,6 +255,7 @@ class HedgedTTSService(TTSService):
         self._started: dict[str, float] = {}  # by context, when its audio began to play
         self._complete: set[str] = set()  # contexts to which no sentence is added any more
         self._turns: dict[str, _Turn] = {}
+        self._is_filler = False  # whether the text at hand is one
         self._llm: HedgedLLMService | None = None
         self._answer: tuple[str | None, int] = (None, 0)  # its context, and its turn's number
         self._events, self._is_in_session = self._stats.events, False
@@ -316,7 +325,14 @@ class HedgedTTSService(TTSService):
         """Begin to speak a sentence; its audio comes later."""
         slot = self._aggregated_frame_sequencer._slots[-1]
         turn = self._turns.get(context_id)
-        sentence = _Sentence(text, context_id, slot, self._last, is_first=turn is None)
+        sentence = _Sentence(
+            text,
+            context_id,
+            slot,
+            self._last,
+            is_first=turn is None,
+            is_filler=self._is_filler,
+        )
         self._last = sentence
         if turn is None:
             answered, number = self._answer
@@ -349,6 +365,7 @@ class HedgedTTSService(TTSService):
                 if frame.service is each.service:
                     await each.process(frame)
                     return
+        self._is_filler = isinstance(frame, FillerFrame)
         await super().process_frame(frame, direction)
         if isinstance(frame, LLMFullResponseStartFrame) and self._llm is not None:
             self._answer = self._turn_context_id, self._llm.turn_number
@@ -419,7 +436,7 @@ class HedgedTTSService(TTSService):
             for asked in sentence.asked:
                 self._finish(asked)
             self._wake()
-        if sentence.winner is None and not is_whole:
+        if sentence.winner is None and not is_whole and not sentence.is_filler:
             await self.push_error("no voice has spoken a sentence")
         self._turns[sentence.context_id].end(sentence, is_whole=is_whole)
         context_id = sentence.context_id
@@ -469,7 +486,7 @@ class HedgedTTSService(TTSService):
                 for asked in sentence.asked:
                     if asked is not sentence.winner:
                         was_first = asked.asked_at < sentence.winner.asked_at
-                        self._finish(asked, was_silent=was_first)
+                        self._finish(asked, was_overtaken=True, was_silent=was_first)
 
     def _next_step(self, sentence: _Sentence) -> tuple[float | None, _Step]:
         """What is due next, and when; None as the time if that depends on others."""
@@ -485,6 +502,8 @@ class HedgedTTSService(TTSService):
         if not sentence.is_next:
             return None, "leave out"
         following = [each for each in self._sentences if each.before is sentence]
+        if following and sentence.is_filler and not (winner and self._is_said(winner)):
+            return (now if winner is None else dry_at), "leave out"
         waiting = (asked for each in following for asked in self._fitting(each))
         next_waits = any(each.audible_at is not None for each in waiting)
         if winner is None:
@@ -540,7 +559,7 @@ class HedgedTTSService(TTSService):
         assert rest is not None
         sentence.rest = None
         if rest.audible_at is None:
-            self._finish(rest)
+            self._finish(rest, was_silent=not winner.has_more)
             return
         self._finish(winner)
         sentence.winner, sentence.offset_secs = rest, None
@@ -654,9 +673,10 @@ class HedgedTTSService(TTSService):
 
     def _ask(self, sentence: _Sentence, voice: HostedVoice, text: str) -> Synthesis:
         asked = voice.ask(text, sentence.changed.set)
-        key = _backend_of(voice).record_key
-        work = "hedge" if sentence.asked else "primary"
-        self._permits[asked] = self._stats.issue(key, work, _TERMS, asked.asked_at)
+        if not sentence.is_filler:  # which says nothing of a voice
+            key = _backend_of(voice).record_key
+            work = "hedge" if sentence.asked else "primary"
+            self._permits[asked] = self._stats.issue(key, work, _TERMS, asked.asked_at)
         sentence.asked.append(asked)
         sentence.patience_secs = self._patience_secs(sentence, voice)
         self._finishing.start(self.start_tts_usage_metrics(text), name=f"{self} counts")
@@ -707,16 +727,18 @@ class HedgedTTSService(TTSService):
                     await changed.wait()
         await self._finish(asked, was_silent=True)
 
-    def _finish(self, asked: Synthesis, *, was_silent: bool = False) -> asyncio.Task[None]:
+    def _finish(
+        self, asked: Synthesis, *, was_overtaken: bool = False, was_silent: bool = False
+    ) -> asyncio.Task[None]:
         """End a request, and learn from it; silence counts if another one was heard meanwhile."""
         if (permit := self._permits.pop(asked, None)) is not None:
             now, verdict = _now(), _verdict(asked, was_silent=was_silent)
-            is_overtaken = asked.audible_at is None and asked.error is None
+            is_silent = asked.audible_at is None and asked.error is None
             self._stats.release(
                 permit, verdict, now, has_begun=asked.audible_at is not None,
-                was_overtaken=is_overtaken, was_late=is_overtaken,
+                was_overtaken=was_overtaken and is_silent,
             )  # fmt: skip
-            if is_overtaken and asked.is_sent:
+            if is_silent and asked.is_sent:
                 self._stats.record_wait(_backend(asked), now - asked.sent_at, None, censored=True)
         return self._finishing.start(asked.voice.finish(asked), name=f"{self} ends a request")
 
