@@ -12,12 +12,14 @@ import aiohttp
 import pytest
 from aiohttp import web
 from openai import DefaultAsyncHttpxClient
+from pipecat.frames.frames import MetricsFrame
+from pipecat.metrics.metrics import TTFBMetricsData, TTSUsageMetricsData
 from pipecat.services.cartesia.tts import CartesiaHttpTTSService
 from pipecat.services.deepgram.tts import DeepgramHttpTTSService
 from pipecat.services.elevenlabs.tts import ElevenLabsHttpTTSService
 from pipecat.services.tts_service import TTSService
 
-from pipecat_hedge import HedgedTTSService, ProviderStats, Voice
+from pipecat_hedge import HedgedTTSService, ProviderStats, SpeechReport, Voice
 from pipecat_hedge.tools.simulator import Simulator
 from tests.live.test_voices import (
     SOCKETS,
@@ -93,6 +95,32 @@ async def test_a_voice_in_trouble_is_spoken_for(service: Make, fault: str) -> No
         breaks = 3 if fault in BREAKING else 0
         assert_heard(call, exactly=service is cartesia or not breaks, breaks=breaks)
         assert not call.errors
+
+
+@pytest.mark.parametrize("fault", [None, "silent"])
+@pytest.mark.parametrize("service", [*SOCKETS, openai])
+async def test_metrics_are_of_the_outer_service(service: Make, fault: str | None) -> None:
+    """One time to the first audio, and the characters of every request."""
+    conditions = {"fault": fault} if fault else {}
+    async with hedging(service, **conditions) as (_, call):
+        reports: list[SpeechReport] = []
+
+        async def take(_: object, report: SpeechReport) -> None:
+            reports.append(report)
+
+        call.service.add_event_handler("on_speech_report", take)
+        await call.say(*TEXTS)
+        await call.stopped()
+        found = [data for frame in call.frames(MetricsFrame) for data in frame.data]
+    (report,) = reports
+    assert {each.processor for each in found} == {call.service.name}
+    ttfb = [each.value for each in found if isinstance(each, TTFBMetricsData) and each.value]
+    assert len(ttfb) == 1
+    assert report.first_sound_secs is not None
+    usage = sum(each.value for each in found if isinstance(each, TTSUsageMetricsData))
+    assert usage == report.characters + report.extra_characters
+    assert report.characters == sum(len(text.strip()) for text in TEXTS)
+    assert bool(report.extra_characters) is bool(fault)
 
 
 @pytest.mark.parametrize("service", SOCKETS)

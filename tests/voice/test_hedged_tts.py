@@ -16,11 +16,13 @@ from pipecat.frames.frames import (
     LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
     LLMTextFrame,
+    MetricsFrame,
     TextFrame,
     TTSAudioRawFrame,
     TTSSpeakFrame,
     TTSUpdateSettingsFrame,
 )
+from pipecat.metrics.metrics import TTSUsageMetricsData
 from pipecat.services.settings import TTSSettings
 from pipecat.services.tts_service import TextAggregationMode, TTSService
 from pipecat.transcriptions.language import Language
@@ -809,3 +811,36 @@ async def test_a_rest_has_the_markup_that_was_open(stops_after: int, times_words
         else:
             assert rest in rests.values()
         assert call.remembered == [answer]
+
+
+# ---- characters
+
+
+async def test_a_request_that_was_not_sent_costs_nothing() -> None:
+    """It waits for an earlier one, of a voice that takes one at a time."""
+    first, second = (
+        ScriptedVoice(lambda _: Says(fails=True)),
+        ScriptedVoice(lambda _: SILENT, pause_frame_processing=True),
+    )
+    voices = [Voice("one", first), Voice("two", second, same_voice=True)]
+    tts = HedgedTTSService(voices, stats=ProviderStats(), sample_rate=RATE)
+    reports: list[SpeechReport] = []
+
+    async def take(_: object, report: SpeechReport) -> None:
+        reports.append(report)
+
+    tts.add_event_handler("on_speech_report", take)
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.play(ask, 0.3)
+        await call.line.interrupt()
+        await call.play(1.0)
+        assert [text for _, text in second.asked] == [SENTENCES[0]]
+        used = [data for frame in call.line.frames(MetricsFrame) for data in frame.data]
+    characters = sum(map(len, SENTENCES))
+    assert [(each.characters, each.extra_characters) for each in reports] == [
+        (characters, len(SENTENCES[0]))
+    ]
+    usage = [each for each in used if isinstance(each, TTSUsageMetricsData)]
+    assert {each.processor for each in usage} == {tts.name}
+    assert sum(each.value for each in usage) == characters + len(SENTENCES[0])

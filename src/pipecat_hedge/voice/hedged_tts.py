@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from loguru import logger
@@ -421,7 +422,7 @@ class HedgedTTSService(TTSService):
                 voice = self._first_voice(sentence)
                 self._ask(sentence, voice, sentence.text)
                 if sentence.is_first:
-                    self._recover(sentence.text, voice)
+                    self._recover(sentence, voice)
                 is_whole = await self._until_said(sentence)
             else:  # an emoji has no sound
                 while not sentence.is_next:
@@ -543,8 +544,6 @@ class HedgedTTSService(TTSService):
         elif not self._accounts.claim(self._budget, cost, now):
             sentence.patience_secs = late_secs
             return
-        turn = self._turns[sentence.context_id]
-        turn.extra_characters += len(text)
         for earlier in sentence.asked:
             if earlier.voice is voice and voice.hides_silence:
                 await self._finish(earlier)
@@ -672,15 +671,21 @@ class HedgedTTSService(TTSService):
         return self._stats.standing(keys, "hedge", _TERMS, _now())
 
     def _ask(self, sentence: _Sentence, voice: HostedVoice, text: str) -> Synthesis:
-        asked = voice.ask(text, sentence.changed.set)
+        sent = partial(self._count, sentence.context_id, text, is_extra=bool(sentence.asked))
+        asked = voice.ask(text, sentence.changed.set, sent)
         if not sentence.is_filler:  # which says nothing of a voice
             key = _backend_of(voice).record_key
             work = "hedge" if sentence.asked else "primary"
             self._permits[asked] = self._stats.issue(key, work, _TERMS, asked.asked_at)
         sentence.asked.append(asked)
         sentence.patience_secs = self._patience_secs(sentence, voice)
-        self._finishing.start(self.start_tts_usage_metrics(text), name=f"{self} counts")
         return asked
+
+    def _count(self, context_id: str, text: str, *, is_extra: bool) -> None:
+        """Count a text that a voice gets."""
+        self._finishing.start(self.start_tts_usage_metrics(text), name=f"{self} counts")
+        if is_extra and (turn := self._turns.get(context_id)) is not None:
+            turn.extra_characters += len(text)
 
     def _patience_secs(self, sentence: _Sentence, voice: HostedVoice) -> float:
         """How long a voice may be silent before another one is worth its price."""
@@ -702,7 +707,7 @@ class HedgedTTSService(TTSService):
         found = self._stats.estimates([backend], None, by_sentence=False)[backend.provider]
         return found.first_token.quantile(0.9)
 
-    def _recover(self, text: str, besides: HostedVoice) -> None:
+    def _recover(self, sentence: _Sentence, besides: HostedVoice) -> None:
         """Try voices whose breaker is half-open with a text that another one speaks."""
         for voice in self._voices:
             key, now = _backend_of(voice).record_key, _now()
@@ -711,11 +716,12 @@ class HedgedTTSService(TTSService):
                 and self._may_ask(voice)
                 and self._stats.claim_recovery(key, now)
             ):
-                self._finishing.start(self._try(voice, text), name=f"{self} tries {voice.name}")
+                self._finishing.start(self._try(voice, sentence), name=f"{self} tries {voice.name}")
 
-    async def _try(self, voice: HostedVoice, text: str) -> None:
+    async def _try(self, voice: HostedVoice, sentence: _Sentence) -> None:
         changed = asyncio.Event()
-        asked = voice.ask(text, changed.set)
+        sent = partial(self._count, sentence.context_id, sentence.text, is_extra=True)
+        asked = voice.ask(sentence.text, changed.set, sent)
         key = _backend_of(voice).record_key
         self._permits[asked] = self._stats.issue(
             key, "hedge", _TERMS, asked.asked_at, is_recovery=True

@@ -68,7 +68,13 @@ class Synthesis:
         error: Why it failed; None if it has not.
     """
 
-    def __init__(self, voice: HostedVoice, text: str, changed: Callable[[], None]):
+    def __init__(
+        self,
+        voice: HostedVoice,
+        text: str,
+        changed: Callable[[], None],
+        sent: Callable[[], None],
+    ):
         self.voice, self.text = voice, text
         self.context_id = str(uuid.uuid4())
         self.asked_at = asyncio.get_running_loop().time()
@@ -84,13 +90,18 @@ class Synthesis:
         self._items: deque[TTSAudioRawFrame | WordTimestamp] = deque()
         self._searched = b""
         self._resampler = create_stream_resampler(clear_after_secs=None)
-        self._changed = changed
+        self._changed, self._sent = changed, sent
 
     def take(self) -> list[TTSAudioRawFrame | WordTimestamp]:
         """The audio and words that have come since the last call."""
         taken = list(self._items)
         self._items.clear()
         return taken
+
+    def send(self) -> None:
+        """The service gets it now."""
+        self.is_sent, self.sent_at = True, asyncio.get_running_loop().time()
+        self._sent()
 
     @property
     def has_more(self) -> bool:
@@ -240,14 +251,15 @@ class HostedVoice:
 
     # ---- requests
 
-    def ask(self, text: str, changed: Callable[[], None]) -> Synthesis:
+    def ask(self, text: str, changed: Callable[[], None], sent: Callable[[], None]) -> Synthesis:
         """Ask for a text.
 
         Args:
             text: The text.
             changed: Called when something has come of it.
+            sent: Called when the service gets it: it may have to wait for an earlier one.
         """
-        asked = Synthesis(self, text, changed)
+        asked = Synthesis(self, text, changed, sent)
         scope = self._tasks[asked.context_id] = TaskScope()
         scope.start(self._send(asked), name=f"{self.name} synthesises")
         return asked
@@ -258,7 +270,7 @@ class HostedVoice:
                 self._is_free.clear()
                 await self._is_free.wait()
             self.open[asked.context_id] = asked
-            asked.is_sent, asked.sent_at = True, asyncio.get_running_loop().time()
+            asked.send()
             self._asking = asked
             report_responses(self.service)
             try:
