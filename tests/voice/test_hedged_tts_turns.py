@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from pipecat.frames.frames import InterruptionFrame, TTSSpeakFrame
 from pipecat.services.tts_service import TTSService
+from pipecat.turns.user_turn_strategies import UserTurnStrategies
 
 from pipecat_hedge import (
     CircuitBreakerSettings,
     FillerProcessor,
     HedgedLLMService,
+    HedgedSTTService,
     HedgePolicy,
     ProviderStats,
     SpeechReport,
@@ -25,6 +27,8 @@ from pipecat_hedge.testing import Call, Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.tools.analysis.turn_log import read_logs
 from pipecat_hedge.voice import HedgedTTSService, Voice
 from tests.support.call import CHUNK, RATE, SPEAKS, PhoneCall
+from tests.support.hearing import HearingRescue, HearingSTT, speech
+from tests.support.recognition import analyzed
 from tests.support.speech import Listener, Says, ScriptedVoice, bare
 
 pytestmark = pytest.mark.virtual_time
@@ -251,3 +255,18 @@ async def test_a_filler_that_breaks_off_is_not_continued_when_the_answer_is_ther
     assert (len(first), len(second)) == (4, 3)
     begun, _, _ = first[-1].partition(" ")
     assert call.ear.text().endswith(f"{bare(ANSWER)} {bare(begun)} {bare(ANSWER)}")
+
+
+async def test_voices_and_recognisers_are_known_where_the_models_are() -> None:
+    """So without ``stats`` of their own; the answer's report comes by the same hub."""
+    tts = HedgedTTSService([Voice("one", ScriptedVoice())], sample_rate=RATE)
+    stt = HedgedSTTService(HearingSTT(), HearingRescue())
+    llm = HedgedLLMService([ScriptedLLMService(USUAL, model="gpt-4.1")], stats=ProviderStats())
+    published = list[SpeechReport]()
+    llm.stats.events.subscribe(SpeechReport, published.append)
+    options: dict[str, Any] = {"strategies": UserTurnStrategies(stop=[analyzed()])}
+    async with PhoneCall(llm, speech=(tts, Listener()), before=[stt], **options) as call:
+        await call.play(*speech([1, 2, 3]), 10.0)
+    known = {key.partition(" | ")[0] for key in llm.stats.latencies()}
+    assert {"one", "hearing", "hearingrescue (rescue)"} < known
+    assert [each.turn for each in published] == [1]

@@ -216,7 +216,8 @@ class HedgedTTSService(TTSService):
             voices: The voices, the preferred one first; at least one.
             budget: The share of characters that may be asked twice to save time, from 0 to 1. What
                 would be silent is asked again without it.
-            stats: What is known of voices. Defaults to the process's own.
+            stats: What is known of voices. Defaults to that of a hedged service upstream, or the
+                process's own.
             **kwargs: Further arguments of ``TTSService``.
 
         Raises:
@@ -246,7 +247,7 @@ class HedgedTTSService(TTSService):
                 switch_off_hidden_retries(each.service)
         self._sounds = [0 if not n or v.same_voice else n for n, v in enumerate(voices)]
         self._sound = 0  # the voice of this call
-        self._stats, self._budget = stats or shared_stats(), budget
+        self._given, self._budget = stats, budget
         self._accounts = BudgetAccounts()
         self._mean_chars = 0.0
         self._char_secs = CHAR_SECS
@@ -259,7 +260,7 @@ class HedgedTTSService(TTSService):
         self._is_filler = False  # whether the text at hand is one
         self._llm: HedgedLLMService | None = None
         self._answer: tuple[str | None, int] = (None, 0)  # its context, and its turn's number
-        self._events, self._is_in_session = self._stats.events, False
+        self._is_in_session = False
         self._permits: dict[Synthesis, Permit] = {}
         self._speaking, self._finishing = TaskScope(), TaskScope()
         self._register_event_handler("on_speech_report")
@@ -278,6 +279,10 @@ class HedgedTTSService(TTSService):
     async def setup(self, setup: FrameProcessorSetup) -> None:
         """Set up the voices, too."""
         await super().setup(setup)
+        llms = [each for each in upstream_of(self) if isinstance(each, HedgedLLMService)]
+        self._stats = self._given or (llms[0].stats if llms else shared_stats())
+        llm = self._llm = next((each for each in llms if each.stats is self._stats), None)
+        self._events = self._stats.events if llm is None else llm.events
         await asyncio.gather(*(each.setup(setup, self.sample_rate) for each in self._voices))
 
     async def start(self, frame: StartFrame) -> None:
@@ -285,9 +290,6 @@ class HedgedTTSService(TTSService):
         await super().start(frame)
         self._is_in_session = True
         self._stats.begin_session([_backend_of(each) for each in self._voices])
-        llms = (each for each in upstream_of(self) if isinstance(each, HedgedLLMService))
-        llm = self._llm = next((each for each in llms if each.stats is self._stats), None)
-        self._events = self._stats.events if llm is None else llm.events
         for each in self._voices:
             each.start(frame)
 

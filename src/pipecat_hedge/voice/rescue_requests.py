@@ -37,16 +37,21 @@ class RescueRequests:
         backend: The rescue, in what is known of providers.
     """
 
-    def __init__(self, service: STTService, backend: Backend, stats: ProviderStats):
+    def __init__(self, service: STTService, backend: Backend):
         self.backend = backend
-        self._service, self._stats = service, stats
+        self._service = service
         self._latest: tuple[Permit, Hold] | None = None
         self._response: Any = None
         bound_requests(service, MOST_SECS)
         self._client = http_client(service)
 
-    def open(self) -> None:
-        """Note error responses from now on."""
+    def open(self, stats: ProviderStats) -> None:
+        """Note error responses from now on.
+
+        Args:
+            stats: What is known of providers.
+        """
+        self._stats = stats
         if self._client is not None:
             self._client.event_hooks["response"].append(self._take_response)
 
