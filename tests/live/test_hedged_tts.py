@@ -5,14 +5,32 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from difflib import SequenceMatcher
+from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp import web
 from openai import DefaultAsyncHttpxClient
+from pipecat.frames.frames import MetricsFrame
+from pipecat.metrics.metrics import TTFBMetricsData, TTSUsageMetricsData
+from pipecat.services.cartesia.tts import CartesiaHttpTTSService
+from pipecat.services.deepgram.tts import DeepgramHttpTTSService
+from pipecat.services.elevenlabs.tts import ElevenLabsHttpTTSService
+from pipecat.services.tts_service import TTSService
 
-from pipecat_hedge import HedgedTTSService, ProviderStats, Voice
+from pipecat_hedge import HedgedTTSService, ProviderStats, SpeechReport, Voice
 from pipecat_hedge.tools.simulator import Simulator
-from tests.live.test_voices import SOCKETS, Call, Make, cartesia, entries, openai
+from tests.live.test_voices import (
+    SOCKETS,
+    Call,
+    Make,
+    cartesia,
+    deepgram,
+    elevenlabs,
+    entries,
+    openai,
+)
 
 pytestmark = pytest.mark.live
 
@@ -79,6 +97,32 @@ async def test_a_voice_in_trouble_is_spoken_for(service: Make, fault: str) -> No
         assert not call.errors
 
 
+@pytest.mark.parametrize("fault", [None, "silent"])
+@pytest.mark.parametrize("service", [*SOCKETS, openai])
+async def test_metrics_are_of_the_outer_service(service: Make, fault: str | None) -> None:
+    """One time to the first audio, and the characters of every request."""
+    conditions = {"fault": fault} if fault else {}
+    async with hedging(service, **conditions) as (_, call):
+        reports: list[SpeechReport] = []
+
+        async def take(_: object, report: SpeechReport) -> None:
+            reports.append(report)
+
+        call.service.add_event_handler("on_speech_report", take)
+        await call.say(*TEXTS)
+        await call.stopped()
+        found = [data for frame in call.frames(MetricsFrame) for data in frame.data]
+    (report,) = reports
+    assert {each.processor for each in found} == {call.service.name}
+    ttfb = [each.value for each in found if isinstance(each, TTFBMetricsData) and each.value]
+    assert len(ttfb) == 1
+    assert report.first_sound_secs is not None
+    usage = sum(each.value for each in found if isinstance(each, TTSUsageMetricsData))
+    assert usage == report.characters + report.extra_characters
+    assert report.characters == sum(len(text.strip()) for text in TEXTS)
+    assert bool(report.extra_characters) is bool(fault)
+
+
 @pytest.mark.parametrize("service", SOCKETS)
 async def test_a_sentence_that_breaks_off_is_continued(service: Make) -> None:
     """Behind its last word; where no times tell which that is, the length of the audio does."""
@@ -108,3 +152,76 @@ async def test_nothing_stays_open(service: Make) -> None:
         )
         assert len(sim.ledger.open) <= 2
         assert call.words == WORDS * 3
+
+
+@asynccontextmanager
+async def rejecting() -> AsyncIterator[tuple[str, list[str]]]:
+    """A provider that rejects every request for half a minute: its address, and what was asked."""
+    asked: list[str] = []
+
+    async def reject(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(status=429, headers={"Retry-After": "30"}, text="busy")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", reject)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        yield f"//{runner.addresses[0][0]}:{runner.addresses[0][1]}", asked
+    finally:
+        await runner.cleanup()
+
+
+def rejected(
+    kind: str, url: str, session: aiohttp.ClientSession, client: DefaultAsyncHttpxClient
+) -> TTSService:
+    """A service of a provider that rejects."""
+    options: dict[str, Any] = {"api_key": "any", "sample_rate": RATE}
+    http: dict[str, Any] = options | {"base_url": f"http:{url}", "aiohttp_session": session}
+    if kind == "openai":
+        sim: Any = SimpleNamespace(openai_url=f"http:{url}/v1")
+        return openai(sim, sample_rate=RATE, http_client=client)
+    if kind == "cartesia over HTTP":
+        settings = CartesiaHttpTTSService.Settings(voice="any")
+        return CartesiaHttpTTSService(**http, settings=settings)
+    if kind == "deepgram over HTTP":
+        return DeepgramHttpTTSService(**http)
+    if kind == "elevenlabs over HTTP":
+        settings = ElevenLabsHttpTTSService.Settings(voice="any")
+        return ElevenLabsHttpTTSService(**http, settings=settings)
+    make: Make = {"cartesia": cartesia, "elevenlabs": elevenlabs, "deepgram": deepgram}[kind]
+    names = ("cartesia_url", "elevenlabs_url", "deepgram_voice_url")
+    return make(SimpleNamespace(**dict.fromkeys(names, f"ws:{url}")), sample_rate=RATE)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("openai", "cartesia over HTTP", "deepgram over HTTP", "elevenlabs over HTTP"),
+        *("cartesia", "elevenlabs", "deepgram"),
+    ],
+)
+async def test_a_voice_that_sends_retry_after_is_not_asked_before(kind: str) -> None:
+    """By a response, or by that to the handshake of a websocket; its SDK repeats nothing."""
+    async with (
+        rejecting() as (url, asked),
+        aiohttp.ClientSession() as session,
+        DefaultAsyncHttpxClient() as client,
+        Simulator() as sim,
+    ):
+        first = rejected(kind, url, session, client)
+        voices = [
+            Voice("first", first),
+            Voice("second", cartesia(sim, sample_rate=RATE), same_voice=True),
+        ]
+        call = Call(HedgedTTSService(voices, stats=ProviderStats(), sample_rate=RATE))
+        async with call:
+            for number, text in enumerate(TEXTS, 1):
+                await call.say(text)
+                await call.stopped(number)
+            assert call.words == WORDS
+            assert len(asked) == 1
+            assert not call.errors

@@ -8,10 +8,12 @@ import re
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
+import httpx
 import numpy as np
 from pipecat.frames.frames import Frame, OutputAudioRawFrame, TTSAudioRawFrame
 from pipecat.services.settings import TTSSettings
 from pipecat.services.tts_service import TTSService
+from pipecat.utils.text.markup_utils import strip_complete_markup
 
 from tests.support.call import RATE, Loudspeaker
 
@@ -36,6 +38,7 @@ class Says:
         pace: Seconds of audio a second.
         only_silence: Whether the audio is silent.
         fails: Whether it reports an error instead of the first sound.
+        retry_after_secs: The ``Retry-After`` of the response behind the error.
     """
 
     after_secs: float | None = 0.1
@@ -45,6 +48,7 @@ class Says:
     pace: float = 20.0
     only_silence: bool = False
     fails: bool = False
+    retry_after_secs: float | None = None
 
 
 class ScriptedVoice(TTSService):
@@ -106,12 +110,12 @@ class ScriptedVoice(TTSService):
             return
         await asyncio.sleep(says.after_secs)
         if says.fails:
-            await self.push_error("no more of this")
+            await self.push_error("no more of this", exception=_rejection(says.retry_after_secs))
             return
         at = says.lead_secs
         if at:
             await self._send(np.zeros(int(at * self.sample_rate), np.int16), context_id, says)
-        for word in text.split()[: says.stops_after]:
+        for word in strip_complete_markup(text).split()[: says.stops_after]:
             if self._times_words:
                 await self.add_word_timestamps([(word, at)], context_id)
             await self._send(self._sound(word) * (not says.only_silence), context_id, says)
@@ -186,6 +190,14 @@ class Listener(Loudspeaker):
             for (_, a, _), (b, _, _) in itertools.pairwise(heard)
             if b - a > GAP_SECS + 0.02
         ]
+
+
+def _rejection(retry_after_secs: float | None) -> Exception | None:
+    if retry_after_secs is None:
+        return None
+    request = httpx.Request("POST", "https://example.com")
+    response = httpx.Response(429, headers={"Retry-After": str(retry_after_secs)}, request=request)
+    return httpx.HTTPStatusError("busy", request=request, response=response)
 
 
 def _bare(word: str) -> str:

@@ -16,11 +16,13 @@ from pipecat.frames.frames import (
     LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
     LLMTextFrame,
+    MetricsFrame,
     TextFrame,
     TTSAudioRawFrame,
     TTSSpeakFrame,
     TTSUpdateSettingsFrame,
 )
+from pipecat.metrics.metrics import TTSUsageMetricsData
 from pipecat.services.settings import TTSSettings
 from pipecat.services.tts_service import TextAggregationMode, TTSService
 from pipecat.transcriptions.language import Language
@@ -708,3 +710,137 @@ async def test_a_connection_is_renewed_before_its_next_use() -> None:
         assert len(first.asked) == 3
         assert spoken.ear.text() == bare(ANSWER)
         assert all(gap < 0.3 for gap in spoken.ear.gaps())
+
+
+async def test_a_barge_in_says_nothing_of_a_voice() -> None:
+    """Five before the first sound, and then a single silence: its breaker stays closed."""
+    tts = hedged(only(5), lambda _: Says())
+    spoken = Spoken(tts, ["Yes."])
+    async with spoken.call as call:
+        for _ in range(5):
+            await call.play(ask, 0.05)
+            await call.line.interrupt()
+        await call.ask(2)
+        first, second = voices_of(tts)
+        assert [len(first.asked), len(second.asked)] == [7, 1]
+
+
+# ---- Retry-After
+
+
+def busy(secs: float) -> Says:
+    return Says(fails=True, retry_after_secs=secs)
+
+
+async def test_a_voice_that_sends_retry_after_is_not_asked_before() -> None:
+    tts = hedged(only(0, says=busy(30.0)), lambda _: Says())
+    spoken = Spoken(tts, ["Yes we are."] * 4)
+    async with spoken.call as call:
+        began_at = await call.ask()
+        await call.ask(3, gap_secs=15)
+        first, second = voices_of(tts)
+        assert [len(first.asked), len(second.asked)] == [3, 2]
+        assert first.asked[1][0] > began_at + 30
+
+
+@pytest.mark.parametrize(("one", "two"), [(1.0, 60.0), (60.0, 1.0)])
+async def test_of_voices_that_are_all_held_back_the_one_due_first_is_asked(
+    one: float, two: float
+) -> None:
+    """When it is due; a request before is one that its provider has announced to reject."""
+    tts = hedged(only(0, says=busy(one)), only(0, says=busy(two)))
+    spoken = Spoken(tts, ["Yes we are.", "And so we are tonight."])
+    async with spoken.call as call:
+        await call.ask(2)
+        asked = [[text for _, text in each.asked] for each in voices_of(tts)]
+        due = asked.pop(one > two)
+        assert due == ["Yes we are.", "Yes we are.", "And so we are tonight."]
+        assert asked == [["Yes we are."]]
+        assert spoken.ear.text() == "yes we are and so we are tonight"
+        assert not call.line.errors
+
+
+async def test_a_voice_is_asked_for_a_silent_one_when_its_retry_after_ends() -> None:
+    tts = hedged(lambda _: SILENT, only(0, says=busy(3.0)))
+    first, second = voices_of(tts)
+    first.script = lambda number: (Says(fails=True), Says(), SILENT)[number]
+    spoken = Spoken(tts, ["Yes we are.", "And so we are tonight."])
+    async with spoken.call as call:
+        began_at = await call.ask(gap_secs=1.5)
+        await call.ask()
+        assert [len(first.asked), len(second.asked)] == [3, 2]
+        assert second.asked[1][0] == pytest.approx(began_at + 0.2 + 3.0)
+        assert spoken.ear.text() == "yes we are and so we are tonight"
+
+
+# ---- markup
+
+
+MARKED = 'We <prosody rate="slow">ask <phoneme ph="a b">two men</phoneme> a</prosody> tomorrow.'
+
+
+@pytest.mark.parametrize("times_words", [True, False])
+@pytest.mark.parametrize("stops_after", [1, 2, 3, 4, 5])
+async def test_a_rest_has_the_markup_that_was_open(stops_after: int, times_words: bool) -> None:
+    """No break is in a tag. The context has the model's text, without the markup."""
+
+    async def mark(text: str, _: str) -> str:
+        return MARKED
+
+    rests = {
+        1: MARKED.removeprefix("We "),
+        2: '<prosody rate="slow"><phoneme ph="a b">two men</phoneme> a</prosody> tomorrow.',
+        3: '<prosody rate="slow"><phoneme ph="a b">men</phoneme> a</prosody> tomorrow.',
+        4: '<prosody rate="slow">a</prosody> tomorrow.',
+        5: "tomorrow.",
+    }
+    scripts = (only(0, says=Says(stops_after=stops_after)), lambda _: Says())
+    services = [ScriptedVoice(each, times_words=times_words) for each in scripts]
+    voices = [Voice(f"voice-{n}", it, same_voice=True) for n, it in enumerate(services)]
+    tts = HedgedTTSService(
+        voices, stats=ProviderStats(), sample_rate=RATE, text_transforms=[("*", mark)]
+    )
+    answer = "We ask two men a tomorrow."
+    spoken = Spoken(tts, [answer])
+    async with spoken.call as call:
+        await call.ask()
+        (rest,) = [text for _, text in services[1].asked]
+        if times_words:
+            assert rest == rests[stops_after]
+            assert spoken.ear.text() == bare(answer)
+        else:
+            assert rest in rests.values()
+        assert call.remembered == [answer]
+
+
+# ---- characters
+
+
+async def test_a_request_that_was_not_sent_costs_nothing() -> None:
+    """It waits for an earlier one, of a voice that takes one at a time."""
+    first, second = (
+        ScriptedVoice(lambda _: Says(fails=True)),
+        ScriptedVoice(lambda _: SILENT, pause_frame_processing=True),
+    )
+    voices = [Voice("one", first), Voice("two", second, same_voice=True)]
+    tts = HedgedTTSService(voices, stats=ProviderStats(), sample_rate=RATE)
+    reports: list[SpeechReport] = []
+
+    async def take(_: object, report: SpeechReport) -> None:
+        reports.append(report)
+
+    tts.add_event_handler("on_speech_report", take)
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.play(ask, 0.3)
+        await call.line.interrupt()
+        await call.play(1.0)
+        assert [text for _, text in second.asked] == [SENTENCES[0]]
+        used = [data for frame in call.line.frames(MetricsFrame) for data in frame.data]
+    characters = sum(map(len, SENTENCES))
+    assert [(each.characters, each.extra_characters) for each in reports] == [
+        (characters, len(SENTENCES[0]))
+    ]
+    usage = [each for each in used if isinstance(each, TTSUsageMetricsData)]
+    assert {each.processor for each in usage} == {tts.name}
+    assert sum(each.value for each in usage) == characters + len(SENTENCES[0])

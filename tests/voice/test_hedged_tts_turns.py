@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 from pipecat.frames.frames import InterruptionFrame, TTSSpeakFrame
 from pipecat.services.tts_service import TTSService
+from pipecat.turns.user_turn_strategies import UserTurnStrategies
 
 from pipecat_hedge import (
+    CircuitBreakerSettings,
     FillerProcessor,
     HedgedLLMService,
+    HedgedSTTService,
     HedgePolicy,
     ProviderStats,
     SpeechReport,
@@ -24,6 +27,8 @@ from pipecat_hedge.testing import Call, Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.tools.analysis.turn_log import read_logs
 from pipecat_hedge.voice import HedgedTTSService, Voice
 from tests.support.call import CHUNK, RATE, SPEAKS, PhoneCall
+from tests.support.hearing import HearingRescue, HearingSTT, speech
+from tests.support.recognition import analyzed
 from tests.support.speech import Listener, Says, ScriptedVoice, bare
 
 pytestmark = pytest.mark.virtual_time
@@ -209,3 +214,59 @@ async def test_text_before_a_tool_and_the_answer_are_two_reports() -> None:
         await call.ask()
         turns = call.feed.snapshot()["turns"]
     assert [(turn["turn"], turn["spoken"]["sentences"]) for turn in turns] == [(1, 1), (2, 2)]
+
+
+class FillerVoices:
+    """Two voices, of which the first one says fillers as scripted; a failure opens its breaker."""
+
+    def __init__(self, says: Says):
+        self.first, self.second = ScriptedVoice(), ScriptedVoice()
+        asked = self.first.asked
+        self.first.script = lambda number: Says() if asked[number][1] in ANSWER else says
+
+    def __call__(self, stats: ProviderStats) -> HedgedTTSService:
+        stats.configure_breaker("one", CircuitBreakerSettings(failures=1))
+        voices = [Voice("one", self.first), Voice("two", self.second, same_voice=True)]
+        return HedgedTTSService(voices, stats=stats, sample_rate=RATE)
+
+    def texts(self, *, answers: bool) -> list[list[str]]:
+        """What each was asked for."""
+        both = (self.first, self.second)
+        return [[text for _, text in v.asked if (text in ANSWER) is answers] for v in both]
+
+
+@pytest.mark.parametrize("says", [Says(after_secs=None), Says(fails=True)], ids=["silent", "fails"])
+async def test_a_filler_that_is_not_heard_is_no_failure_of_its_voice(says: Says) -> None:
+    """The other voice says it, and the first one all the answers."""
+    voices = FillerVoices(says)
+    async with Spoken(SLOW, voice=voices, fillers=fillers()) as call:
+        await call.ask(5)
+    assert [len(each) for each in voices.texts(answers=False)] == [4, 4]
+    assert [len(each) for each in voices.texts(answers=True)] == [10, 0]
+    assert call.remembered == [ANSWER] * 5
+
+
+async def test_a_filler_that_breaks_off_is_not_continued_when_the_answer_is_there() -> None:
+    voices = FillerVoices(Says(stops_after=1))
+    soon: list[Step] = [Wait(0.95), Say(ANSWER)]
+    async with Spoken(*[SLOW] * 4, soon, voice=voices, fillers=fillers()) as call:
+        await call.ask(5)
+    first, second = voices.texts(answers=False)
+    assert (len(first), len(second)) == (4, 3)
+    begun, _, _ = first[-1].partition(" ")
+    assert call.ear.text().endswith(f"{bare(ANSWER)} {bare(begun)} {bare(ANSWER)}")
+
+
+async def test_voices_and_recognisers_are_known_where_the_models_are() -> None:
+    """So without ``stats`` of their own; the answer's report comes by the same hub."""
+    tts = HedgedTTSService([Voice("one", ScriptedVoice())], sample_rate=RATE)
+    stt = HedgedSTTService(HearingSTT(), HearingRescue())
+    llm = HedgedLLMService([ScriptedLLMService(USUAL, model="gpt-4.1")], stats=ProviderStats())
+    published = list[SpeechReport]()
+    llm.stats.events.subscribe(SpeechReport, published.append)
+    options: dict[str, Any] = {"strategies": UserTurnStrategies(stop=[analyzed()])}
+    async with PhoneCall(llm, speech=(tts, Listener()), before=[stt], **options) as call:
+        await call.play(*speech([1, 2, 3]), 10.0)
+    known = {key.partition(" | ")[0] for key in llm.stats.latencies()}
+    assert {"one", "hearing", "hearingrescue (rescue)"} < known
+    assert [each.turn for each in published] == [1]

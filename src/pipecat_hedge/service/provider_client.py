@@ -11,10 +11,12 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import aiohttp
 from loguru import logger
 from pipecat.adapters.llm.base_llm_adapter import LLMContextConversionError
 from pipecat.frames.frames import ErrorFrame
 from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.services.ai_service import AIService
 from pipecat.services.llm_service import LLMService
 from pipecat.services.stt_service import STTService
 from pipecat.utils.errors import (
@@ -23,7 +25,7 @@ from pipecat.utils.errors import (
     extract_http_status_code,
 )
 
-from pipecat_hedge.providers.rate_limit_headers import http_date, used_up_secs
+from pipecat_hedge.providers.rate_limit_headers import http_date
 from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.service.http_listener import install_hooks, record_mark
 from pipecat_hedge.service.portable import Dialect
@@ -91,6 +93,20 @@ def attempt_error(frame: ErrorFrame, *, has_begun: bool = False) -> AttemptError
         is_transient=category is not ErrorCategory.QUOTA
         and _is_retried(frame.exception, has_begun=has_begun),
     )
+
+
+class Rejection(Exception):
+    """The error response behind an error that a service reports without it."""
+
+    def __init__(self, response: Any):
+        """Keep the response, of httpx or of aiohttp."""
+        super().__init__("the provider rejected the request")
+        self.response = response
+
+
+def is_rejection(response: Any) -> bool:
+    """Whether a response, of httpx or of aiohttp, is an error."""
+    return (getattr(response, "status_code", None) or getattr(response, "status", 0)) >= 400
 
 
 def exception_error(exception: Exception, *, has_begun: bool) -> AttemptError:
@@ -218,7 +234,7 @@ def _retry_after_secs(exception: BaseException | None) -> float | None:
     return min(max(0.0, secs), MAX_RETRY_AFTER_SECS) if math.isfinite(secs) else None
 
 
-def switch_off_hidden_retries(service: LLMService[Any], *, is_alone: bool = False) -> int:
+def switch_off_hidden_retries(service: AIService, *, is_alone: bool = False) -> int:
     """Make the provider's SDK report a failure at once, so that the race can replace it.
 
     The race retries instead, when no other provider is left. The OpenAI and Anthropic SDKs retry
@@ -369,7 +385,7 @@ def _connection_pools(client: Any) -> list[Any]:
     return [pool for pool in pools if pool is not None]
 
 
-def http_client(service: LLMService[Any] | STTService) -> Any:
+def http_client(service: AIService) -> Any:
     """A service's httpx client; None if it uses another kind, or hides it.
 
     The SDKs of OpenAI and Anthropic keep it in ``_client``, which services may share. Google's has
@@ -397,22 +413,26 @@ def keepalive_expiry(client: Any) -> float | None:
 
 def trace_client(service: LLMService[Any]) -> None:
     """Make the service's httpx client report a request's stages and headers, if it has one."""
-    client = http_client(service)
-    if client is None:
-        return
-    hooks = client.event_hooks["response"]
-    if _read_response not in hooks:
-        hooks.append(_read_response)
-    install_hooks(client)
+    report_responses(service)
+    if (client := http_client(service)) is not None:
+        install_hooks(client)
+
+
+def report_responses(service: AIService) -> None:
+    """Make a service's client, httpx's or aiohttp's, report to ``capture_responses``."""
+    client, session = http_client(service), getattr(service, "_session", None)
+    if client is not None and _read_response not in client.event_hooks["response"]:
+        client.event_hooks["response"].append(_read_response)
+    if isinstance(session, aiohttp.ClientSession) and _trace not in session.trace_configs:
+        session.trace_configs.append(_trace)
 
 
 @contextmanager
-def capture_responses(callback: Callable[[float], None]) -> Generator[None, None, None]:
+def capture_responses(callback: Callable[[Any], None]) -> Generator[None, None, None]:
     """Call ``callback`` for every response within the context.
 
     Args:
-        callback: Called as soon as a response begins, also for rejections, with the seconds for
-            which it says that a rate limit is used up.
+        callback: Called with a response as soon as it begins, also with a rejection.
     """
     token = _response_callback.set(callback)
     try:
@@ -422,7 +442,7 @@ def capture_responses(callback: Callable[[float], None]) -> Generator[None, None
 
 
 # A context variable, because a client is shared and a response does not name its attempt.
-_response_callback: ContextVar[Callable[[float], None] | None] = ContextVar(
+_response_callback: ContextVar[Callable[[Any], None] | None] = ContextVar(
     "response_callback", default=None
 )
 
@@ -430,7 +450,16 @@ _response_callback: ContextVar[Callable[[float], None] | None] = ContextVar(
 async def _read_response(response: Any) -> None:
     callback = _response_callback.get()
     if callback is not None:
-        callback(used_up_secs(response.headers, time.time()))
+        callback(response)
+
+
+async def _read_aiohttp_response(_session: object, _context: object, end: Any) -> None:
+    await _read_response(end.response)
+
+
+_trace = aiohttp.TraceConfig()
+_trace.on_request_end.append(_read_aiohttp_response)
+_trace.freeze()
 
 
 async def open_connection(service: LLMService[Any]) -> None:

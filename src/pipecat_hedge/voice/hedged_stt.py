@@ -44,6 +44,8 @@ from pipecat_hedge.providers.backends import Backend
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.events import InFlight, Waiting
 from pipecat_hedge.race.task_scope import TaskScope
+from pipecat_hedge.service.hedged_service import HedgedLLMService
+from pipecat_hedge.service.pipeline_search import downstream_of
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.voice.rescue_requests import RescueRequests
 from pipecat_hedge.voice.transcript_rescue import TranscriptRescue
@@ -108,7 +110,7 @@ class HedgedSTTService(Pipeline):
             rescue: The second recogniser: one that transcribes segments, or one that streams.
             budget: The share of utterances that may be rescued, from 0 to 1.
             least_wait_secs: See ``TranscriptTiming``.
-            stats: What is known of recognisers. Defaults to the process's own.
+            stats: See ``TranscriptTiming``.
 
         Raises:
             ConfigurationError: If an argument is invalid; the message names it and the remedy.
@@ -129,7 +131,6 @@ class HedgedSTTService(Pipeline):
             require(field, each, STTService, "give a speech-to-text service", may_be_none=False)
         if service is rescue:
             raise ConfigurationError("rescue is the primary itself: give another service")
-        stats = stats or shared_stats()
         self._host = _Host(service, create, rescue, budget, stats)
         name = f"{name_of(service.name)}+{name_of(rescue.name)}"
         timing = TranscriptTiming(
@@ -257,16 +258,16 @@ class _Host(FrameProcessor):
         create: Callable[[], STTService] | None,
         rescue: STTService,
         budget: float,
-        stats: ProviderStats,
+        stats: ProviderStats | None,
     ):
         super().__init__(name=f"Hedged{primary.name}")
-        self._create, self._stats, self._budget = create, stats, budget
+        self._create, self._given, self._budget = create, stats, budget
         self._primary = _Member(primary, self._primary_said)
         self._rescue = _Member(rescue, self._rescue_said)
         self._backend = Backend(name_of(primary.name), model_of(primary), measures=KIND)
         spare = f"{name_of(rescue.name)} (rescue)"
         self._spare = Backend(spare, model_of(rescue), measures=KIND)
-        self._requests = RescueRequests(rescue, self._spare, stats)
+        self._requests = RescueRequests(rescue, self._spare)
         self._held: list[TranscriptionFrame] = []
         self._accounts = BudgetAccounts()
         self._transcripts = TranscriptRescue()
@@ -301,9 +302,11 @@ class _Host(FrameProcessor):
 
     async def setup(self, setup: FrameProcessorSetup) -> None:
         await super().setup(setup)
+        llm = next((p for p in downstream_of(self) if isinstance(p, HedgedLLMService)), None)
+        self._stats = self._given or (llm.stats if llm else shared_stats())
         self._primary.open(setup)
         self._rescue.open(setup)
-        self._requests.open()
+        self._requests.open(self._stats)
 
     async def cleanup(self) -> None:
         await self._deadline.close()

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from loguru import logger
@@ -37,17 +38,19 @@ from pipecat_hedge.policy.priced_delay import PricedDelay
 from pipecat_hedge.providers.backends import Backend
 from pipecat_hedge.providers.permits import Permit, Terms
 from pipecat_hedge.providers.standing import Standing
-from pipecat_hedge.providers.verdict import Verdict
+from pipecat_hedge.providers.verdict import Verdict, classify
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.events import InFlight, Waiting
 from pipecat_hedge.race.reports import SpeechReport
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.hedged_service import HedgedLLMService
 from pipecat_hedge.service.pipeline_search import upstream_of
+from pipecat_hedge.service.provider_client import switch_off_hidden_retries
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
+from pipecat_hedge.voice.filler_playback import FillerFrame
 from pipecat_hedge.voice.hosted_voice import SILENCE_SECS, HostedVoice, Synthesis
 from pipecat_hedge.voice.playout import Playout
-from pipecat_hedge.voice.spoken_words import CHAR_SECS, is_rest, said_chars
+from pipecat_hedge.voice.spoken_words import CHAR_SECS, is_rest, rest_of, said_chars, spoken_length
 
 GIVE_UP_SECS = 10.0
 """A silent sentence is left out after this, or when the next one can be heard, but not within
@@ -153,10 +156,17 @@ class _Sentence:
     """A sentence that is being spoken."""
 
     def __init__(
-        self, text: str, context_id: str, slot: Any, before: _Sentence | None, *, is_first: bool
+        self,
+        text: str,
+        context_id: str,
+        slot: Any,
+        before: _Sentence | None,
+        *,
+        is_first: bool,
+        is_filler: bool,
     ):
         self.text, self.context_id, self.slot, self.before = text, context_id, slot, before
-        self.is_first = is_first
+        self.is_first, self.is_filler = is_first, is_filler
         self.asked: list[Synthesis] = []
         self.winner: Synthesis | None = None
         self.rest: Synthesis | None = None
@@ -206,7 +216,8 @@ class HedgedTTSService(TTSService):
             voices: The voices, the preferred one first; at least one.
             budget: The share of characters that may be asked twice to save time, from 0 to 1. What
                 would be silent is asked again without it.
-            stats: What is known of voices. Defaults to the process's own.
+            stats: What is known of voices. Defaults to that of a hedged service upstream, or the
+                process's own.
             **kwargs: Further arguments of ``TTSService``.
 
         Raises:
@@ -230,10 +241,13 @@ class HedgedTTSService(TTSService):
             raise ConfigurationError(
                 "text_aggregation_mode must be SENTENCE: another voice takes over a sentence"
             )
-        self._voices = [HostedVoice(each.name, each.service) for each in voices]
+        self._voices = [HostedVoice(each.name, each.service, self._hold_back) for each in voices]
+        if len(voices) > 1:
+            for each in voices:
+                switch_off_hidden_retries(each.service)
         self._sounds = [0 if not n or v.same_voice else n for n, v in enumerate(voices)]
         self._sound = 0  # the voice of this call
-        self._stats, self._budget = stats or shared_stats(), budget
+        self._given, self._budget = stats, budget
         self._accounts = BudgetAccounts()
         self._mean_chars = 0.0
         self._char_secs = CHAR_SECS
@@ -243,9 +257,10 @@ class HedgedTTSService(TTSService):
         self._started: dict[str, float] = {}  # by context, when its audio began to play
         self._complete: set[str] = set()  # contexts to which no sentence is added any more
         self._turns: dict[str, _Turn] = {}
+        self._is_filler = False  # whether the text at hand is one
         self._llm: HedgedLLMService | None = None
         self._answer: tuple[str | None, int] = (None, 0)  # its context, and its turn's number
-        self._events, self._is_in_session = self._stats.events, False
+        self._is_in_session = False
         self._permits: dict[Synthesis, Permit] = {}
         self._speaking, self._finishing = TaskScope(), TaskScope()
         self._register_event_handler("on_speech_report")
@@ -264,6 +279,10 @@ class HedgedTTSService(TTSService):
     async def setup(self, setup: FrameProcessorSetup) -> None:
         """Set up the voices, too."""
         await super().setup(setup)
+        llms = [each for each in upstream_of(self) if isinstance(each, HedgedLLMService)]
+        self._stats = self._given or (llms[0].stats if llms else shared_stats())
+        llm = self._llm = next((each for each in llms if each.stats is self._stats), None)
+        self._events = self._stats.events if llm is None else llm.events
         await asyncio.gather(*(each.setup(setup, self.sample_rate) for each in self._voices))
 
     async def start(self, frame: StartFrame) -> None:
@@ -271,9 +290,6 @@ class HedgedTTSService(TTSService):
         await super().start(frame)
         self._is_in_session = True
         self._stats.begin_session([_backend_of(each) for each in self._voices])
-        llms = (each for each in upstream_of(self) if isinstance(each, HedgedLLMService))
-        llm = self._llm = next((each for each in llms if each.stats is self._stats), None)
-        self._events = self._stats.events if llm is None else llm.events
         for each in self._voices:
             each.start(frame)
 
@@ -312,7 +328,14 @@ class HedgedTTSService(TTSService):
         """Begin to speak a sentence; its audio comes later."""
         slot = self._aggregated_frame_sequencer._slots[-1]
         turn = self._turns.get(context_id)
-        sentence = _Sentence(text, context_id, slot, self._last, is_first=turn is None)
+        sentence = _Sentence(
+            text,
+            context_id,
+            slot,
+            self._last,
+            is_first=turn is None,
+            is_filler=self._is_filler,
+        )
         self._last = sentence
         if turn is None:
             answered, number = self._answer
@@ -345,6 +368,7 @@ class HedgedTTSService(TTSService):
                 if frame.service is each.service:
                     await each.process(frame)
                     return
+        self._is_filler = isinstance(frame, FillerFrame)
         await super().process_frame(frame, direction)
         if isinstance(frame, LLMFullResponseStartFrame) and self._llm is not None:
             self._answer = self._turn_context_id, self._llm.turn_number
@@ -400,7 +424,7 @@ class HedgedTTSService(TTSService):
                 voice = self._first_voice(sentence)
                 self._ask(sentence, voice, sentence.text)
                 if sentence.is_first:
-                    self._recover(sentence.text, voice)
+                    self._recover(sentence, voice)
                 is_whole = await self._until_said(sentence)
             else:  # an emoji has no sound
                 while not sentence.is_next:
@@ -415,7 +439,7 @@ class HedgedTTSService(TTSService):
             for asked in sentence.asked:
                 self._finish(asked)
             self._wake()
-        if sentence.winner is None and not is_whole:
+        if sentence.winner is None and not is_whole and not sentence.is_filler:
             await self.push_error("no voice has spoken a sentence")
         self._turns[sentence.context_id].end(sentence, is_whole=is_whole)
         context_id = sentence.context_id
@@ -465,7 +489,7 @@ class HedgedTTSService(TTSService):
                 for asked in sentence.asked:
                     if asked is not sentence.winner:
                         was_first = asked.asked_at < sentence.winner.asked_at
-                        self._finish(asked, was_silent=was_first)
+                        self._finish(asked, was_overtaken=True, was_silent=was_first)
 
     def _next_step(self, sentence: _Sentence) -> tuple[float | None, _Step]:
         """What is due next, and when; None as the time if that depends on others."""
@@ -473,10 +497,16 @@ class HedgedTTSService(TTSService):
         another = self._another_voice(sentence)
         fitting = self._fitting(sentence)
         if winner is None and all(each.is_over and each.audible_at is None for each in fitting):
-            return now, "leave out" if another is None else "ask"
+            if another is None:
+                return now, "leave out"
+            was_asked = any(each.voice is another for each in sentence.asked)
+            held_secs = self._standings([another])[0].retry_after_secs if was_asked else 0.0
+            return min(now + held_secs, sentence.asked[-1].asked_at + SILENCE_SECS), "ask"
         if not sentence.is_next:
             return None, "leave out"
         following = [each for each in self._sentences if each.before is sentence]
+        if following and sentence.is_filler and not (winner and self._is_said(winner)):
+            return (now if winner is None else dry_at), "leave out"
         waiting = (asked for each in following for asked in self._fitting(each))
         next_waits = any(each.audible_at is not None for each in waiting)
         if winner is None:
@@ -509,15 +539,13 @@ class HedgedTTSService(TTSService):
         winner = sentence.winner
         text = sentence.text
         if winner is not None:
-            text = winner.text[self._said(winner) :].lstrip()
+            text = rest_of(winner.text, self._said(winner))
         cost = len(text) / self._mean_chars
         if is_due or winner is not None:
             self._accounts.pay(self._budget, cost, now)
         elif not self._accounts.claim(self._budget, cost, now):
             sentence.patience_secs = late_secs
             return
-        turn = self._turns[sentence.context_id]
-        turn.extra_characters += len(text)
         for earlier in sentence.asked:
             if earlier.voice is voice and voice.hides_silence:
                 await self._finish(earlier)
@@ -532,7 +560,7 @@ class HedgedTTSService(TTSService):
         assert rest is not None
         sentence.rest = None
         if rest.audible_at is None:
-            self._finish(rest)
+            self._finish(rest, was_silent=not winner.has_more)
             return
         self._finish(winner)
         sentence.winner, sentence.offset_secs = rest, None
@@ -544,7 +572,8 @@ class HedgedTTSService(TTSService):
     def _is_said(self, asked: Synthesis) -> bool:
         if asked.words:
             return not is_rest(asked.text, self._said(asked))
-        return asked.audio_secs >= LEAST_PART * self._char_secs * len(asked.text)
+        usual_secs = self._char_secs * spoken_length(asked.text)
+        return asked.audio_secs >= LEAST_PART * usual_secs
 
     def _said(self, asked: Synthesis) -> int:
         return said_chars(asked.text, asked.words, asked.audio_secs, self._char_secs)
@@ -570,7 +599,7 @@ class HedgedTTSService(TTSService):
                     context_id, WordTimestamp(item.word, secs, context_id, spaced)
                 )
         if winner.is_ended:
-            rate = winner.audio_secs / len(winner.text)
+            rate = winner.audio_secs / spoken_length(winner.text)
             weight = 1.0 if self._char_secs == CHAR_SECS else 0.2
             self._char_secs += weight * (rate - self._char_secs)
 
@@ -596,8 +625,7 @@ class HedgedTTSService(TTSService):
         voices = [v for v, n in zip(self._voices, self._sounds, strict=True) if n == self._sound]
         if sentence.is_first:
             voices += [v for v in self._voices if v not in voices]
-        standings = self._standings(voices)
-        return next((v for v, it in zip(voices, standings, strict=True) if it.is_well), voices[0])
+        return self._best(voices)
 
     def _another_voice(self, sentence: _Sentence) -> HostedVoice | None:
         """The voice to ask next for a sentence; None if all have been asked."""
@@ -609,12 +637,27 @@ class HedgedTTSService(TTSService):
             if v not in asked and (sound == self._sound or may_change)
         ]
         voices.sort(key=lambda v: self._sound_of(v) != self._sound)
-        fitting = self._fitting(sentence)
-        if not voices and fitting and len(asked) == len(set(asked)):
-            return fitting[0].voice  # a fresh request
-        standings = self._standings(voices)
-        well = (v for v, it in zip(voices, standings, strict=True) if it.is_well)
-        return next(well, voices[0] if voices else None)
+        if len(asked) == len(set(asked)) and not any(map(self._may_ask, voices)):
+            voices += [each.voice for each in self._fitting(sentence)]  # a fresh request
+        return self._best(voices) if voices else None
+
+    def _best(self, voices: Sequence[HostedVoice]) -> HostedVoice:
+        """The first that is well; else the first that may be asked, or may be so the soonest."""
+        standings = dict(zip(voices, self._standings(voices), strict=True))
+
+        def trouble(voice: HostedVoice) -> tuple[float, bool, bool]:
+            it = standings[voice]
+            return it.retry_after_secs, it.is_rejecting, it.breaker != "closed"
+
+        return min(voices, key=trouble)
+
+    def _may_ask(self, voice: HostedVoice) -> bool:
+        return not self._standings([voice])[0].retry_after_secs
+
+    def _hold_back(self, voice: HostedVoice, secs: float) -> None:
+        """A voice's provider has sent ``Retry-After``."""
+        self._stats.set_retry_after(_backend_of(voice).record_key, _now() + secs)
+        asyncio.get_running_loop().call_later(secs, self._wake)
 
     def _fitting(self, sentence: _Sentence) -> list[Synthesis]:
         """The requests whose voice may speak: the caller's, or any at the start of a turn."""
@@ -630,14 +673,21 @@ class HedgedTTSService(TTSService):
         return self._stats.standing(keys, "hedge", _TERMS, _now())
 
     def _ask(self, sentence: _Sentence, voice: HostedVoice, text: str) -> Synthesis:
-        asked = voice.ask(text, sentence.changed.set)
-        key = _backend_of(voice).record_key
-        work = "hedge" if sentence.asked else "primary"
-        self._permits[asked] = self._stats.issue(key, work, _TERMS, asked.asked_at)
+        sent = partial(self._count, sentence.context_id, text, is_extra=bool(sentence.asked))
+        asked = voice.ask(text, sentence.changed.set, sent)
+        if not sentence.is_filler:  # which says nothing of a voice
+            key = _backend_of(voice).record_key
+            work = "hedge" if sentence.asked else "primary"
+            self._permits[asked] = self._stats.issue(key, work, _TERMS, asked.asked_at)
         sentence.asked.append(asked)
         sentence.patience_secs = self._patience_secs(sentence, voice)
-        self._finishing.start(self.start_tts_usage_metrics(text), name=f"{self} counts")
         return asked
+
+    def _count(self, context_id: str, text: str, *, is_extra: bool) -> None:
+        """Count a text that a voice gets."""
+        self._finishing.start(self.start_tts_usage_metrics(text), name=f"{self} counts")
+        if is_extra and (turn := self._turns.get(context_id)) is not None:
+            turn.extra_characters += len(text)
 
     def _patience_secs(self, sentence: _Sentence, voice: HostedVoice) -> float:
         """How long a voice may be silent before another one is worth its price."""
@@ -659,16 +709,21 @@ class HedgedTTSService(TTSService):
         found = self._stats.estimates([backend], None, by_sentence=False)[backend.provider]
         return found.first_token.quantile(0.9)
 
-    def _recover(self, text: str, besides: HostedVoice) -> None:
+    def _recover(self, sentence: _Sentence, besides: HostedVoice) -> None:
         """Try voices whose breaker is half-open with a text that another one speaks."""
         for voice in self._voices:
             key, now = _backend_of(voice).record_key, _now()
-            if voice is not besides and self._stats.claim_recovery(key, now):
-                self._finishing.start(self._try(voice, text), name=f"{self} tries {voice.name}")
+            if (
+                voice is not besides
+                and self._may_ask(voice)
+                and self._stats.claim_recovery(key, now)
+            ):
+                self._finishing.start(self._try(voice, sentence), name=f"{self} tries {voice.name}")
 
-    async def _try(self, voice: HostedVoice, text: str) -> None:
+    async def _try(self, voice: HostedVoice, sentence: _Sentence) -> None:
         changed = asyncio.Event()
-        asked = voice.ask(text, changed.set)
+        sent = partial(self._count, sentence.context_id, sentence.text, is_extra=True)
+        asked = voice.ask(sentence.text, changed.set, sent)
         key = _backend_of(voice).record_key
         self._permits[asked] = self._stats.issue(
             key, "hedge", _TERMS, asked.asked_at, is_recovery=True
@@ -680,16 +735,18 @@ class HedgedTTSService(TTSService):
                     await changed.wait()
         await self._finish(asked, was_silent=True)
 
-    def _finish(self, asked: Synthesis, *, was_silent: bool = False) -> asyncio.Task[None]:
+    def _finish(
+        self, asked: Synthesis, *, was_overtaken: bool = False, was_silent: bool = False
+    ) -> asyncio.Task[None]:
         """End a request, and learn from it; silence counts if another one was heard meanwhile."""
         if (permit := self._permits.pop(asked, None)) is not None:
             now, verdict = _now(), _verdict(asked, was_silent=was_silent)
-            is_overtaken = asked.audible_at is None and asked.error is None
+            is_silent = asked.audible_at is None and asked.error is None
             self._stats.release(
                 permit, verdict, now, has_begun=asked.audible_at is not None,
-                was_overtaken=is_overtaken, was_late=is_overtaken,
+                was_overtaken=was_overtaken and is_silent,
             )  # fmt: skip
-            if is_overtaken and asked.is_sent:
+            if is_silent and asked.is_sent:
                 self._stats.record_wait(_backend(asked), now - asked.sent_at, None, censored=True)
         return self._finishing.start(asked.voice.finish(asked), name=f"{self} ends a request")
 
@@ -743,7 +800,8 @@ def _verdict(asked: Synthesis, *, was_silent: bool) -> Verdict:
     if asked.audible_at is not None:
         return "answered"
     if asked.error is not None:
-        return "failed"
+        is_permanent = asked.error.permanent
+        return "failed" if is_permanent else classify(asked.error, has_answered=False)
     return "silent" if was_silent else "dropped"
 
 

@@ -31,8 +31,18 @@ from pipecat.services.tts_service import (
     WebsocketTTSService,
 )
 from pipecat.utils.context.word_timestamp_tracker import WordTimestamp
+from pipecat.utils.errors import ErrorCategory
 
+from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.race.task_scope import TaskScope
+from pipecat_hedge.service.provider_client import (
+    Rejection,
+    attempt_error,
+    capture_responses,
+    exception_error,
+    is_rejection,
+    report_responses,
+)
 
 SILENCE_SECS = 3.0
 """The longest time in which no other voice is asked, as ``silence_secs`` of ``HedgePolicy``."""
@@ -40,6 +50,8 @@ LATE_SECS = 1.0
 """A voice that is silent for longer, and for longer than in its last hundred sentences, is late."""
 ONSET_SECS = 0.2
 """The audio that is searched for the beginning of speech; Pipecat's detector needs 0.05 s of it."""
+_CLOSED = AttemptError(ErrorCategory.CONNECTIVITY.value, "the connection was closed")
+_EMPTY = AttemptError("empty", "ended without a sound")
 
 
 class Synthesis:
@@ -56,7 +68,13 @@ class Synthesis:
         error: Why it failed; None if it has not.
     """
 
-    def __init__(self, voice: HostedVoice, text: str, changed: Callable[[], None]):
+    def __init__(
+        self,
+        voice: HostedVoice,
+        text: str,
+        changed: Callable[[], None],
+        sent: Callable[[], None],
+    ):
         self.voice, self.text = voice, text
         self.context_id = str(uuid.uuid4())
         self.asked_at = asyncio.get_running_loop().time()
@@ -65,19 +83,25 @@ class Synthesis:
         self.audio_secs = 0.0
         self.words: list[tuple[str, float]] = []
         self.is_ended = False
-        self.error: str | None = None
+        self.error: AttemptError | None = None
+        self.rejection: Any = None  # the latest error response
         self.sent_at = self.asked_at
         self.is_sent = False
         self._items: deque[TTSAudioRawFrame | WordTimestamp] = deque()
         self._searched = b""
         self._resampler = create_stream_resampler(clear_after_secs=None)
-        self._changed = changed
+        self._changed, self._sent = changed, sent
 
     def take(self) -> list[TTSAudioRawFrame | WordTimestamp]:
         """The audio and words that have come since the last call."""
         taken = list(self._items)
         self._items.clear()
         return taken
+
+    def send(self) -> None:
+        """The service gets it now."""
+        self.is_sent, self.sent_at = True, asyncio.get_running_loop().time()
+        self._sent()
 
     @property
     def has_more(self) -> bool:
@@ -89,19 +113,23 @@ class Synthesis:
         """Whether nothing more will come of it."""
         return self.is_ended or self.error is not None
 
-    def fail(self, why: str) -> None:
+    def fail(self, error: AttemptError) -> None:
         """Nothing more comes."""
         if not self.is_over:
-            self.error = why
+            self.error = error
             self._changed()
+
+    def take_response(self, response: Any) -> None:
+        """Note a response over HTTP: services drop the one behind an error."""
+        if is_rejection(response):
+            self.rejection = response
 
     async def end(self, sample_rate: int) -> None:
         """The service says that it is whole."""
         if not self.is_over:
             self._take_audio(await self._resampler.flush(), sample_rate)
-            self.is_ended = True
-            if self.audible_at is None:
-                self.is_ended, self.error = False, "ended without a sound"
+            self.is_ended = self.audible_at is not None
+            self.error = None if self.is_ended else _EMPTY
             self._changed()
 
     async def append(self, item: Frame | WordTimestamp, sample_rate: int) -> None:
@@ -111,8 +139,6 @@ class Synthesis:
         elif isinstance(item, WordTimestamp):
             self.words.append((item.word, item.timestamp))
             self._items.append(item)
-        elif isinstance(item, ErrorFrame):
-            self.fail(item.error)
         elif isinstance(item, TTSStoppedFrame):
             await self.end(sample_rate)
         self._changed()
@@ -149,8 +175,17 @@ class HostedVoice:
         sounds: The times to the first sound of its last sentences, in seconds.
     """
 
-    def __init__(self, name: str, service: TTSService):
-        self.name, self.service = name, service
+    def __init__(
+        self, name: str, service: TTSService, held_back: Callable[[HostedVoice, float], None]
+    ):
+        """Host a service.
+
+        Args:
+            name: The voice's name.
+            service: The service.
+            held_back: Called with the voice and the seconds of a ``Retry-After``.
+        """
+        self.name, self.service, self._held_back = name, service, held_back
         self.open: dict[str, Synthesis] = {}
         self.sounds: deque[float] = deque(maxlen=100)
         self._asking: Synthesis | None = None
@@ -216,14 +251,15 @@ class HostedVoice:
 
     # ---- requests
 
-    def ask(self, text: str, changed: Callable[[], None]) -> Synthesis:
+    def ask(self, text: str, changed: Callable[[], None], sent: Callable[[], None]) -> Synthesis:
         """Ask for a text.
 
         Args:
             text: The text.
             changed: Called when something has come of it.
+            sent: Called when the service gets it: it may have to wait for an earlier one.
         """
-        asked = Synthesis(self, text, changed)
+        asked = Synthesis(self, text, changed, sent)
         scope = self._tasks[asked.context_id] = TaskScope()
         scope.start(self._send(asked), name=f"{self.name} synthesises")
         return asked
@@ -234,15 +270,16 @@ class HostedVoice:
                 self._is_free.clear()
                 await self._is_free.wait()
             self.open[asked.context_id] = asked
-            asked.is_sent, asked.sent_at = True, asyncio.get_running_loop().time()
+            asked.send()
             self._asking = asked
+            report_responses(self.service)
             try:
                 if not self.service.is_usable:
                     await self.service.set_usable(True)
-                await self._process(TTSSpeakFrame(asked.text, append_to_context=False))
+                with capture_responses(asked.take_response):
+                    await self._process(TTSSpeakFrame(asked.text, append_to_context=False))
             except Exception as error:
-                logger.debug(f"{self.name}: {error}")
-                asked.fail(f"{type(error).__name__}")
+                self._fail(exception_error(error, has_begun=asked.audio_secs > 0), asked)
             finally:
                 self._asking = None
 
@@ -309,6 +346,8 @@ class HostedVoice:
             return
         if frame is None:
             await asked.end(self._sample_rate)
+        elif isinstance(frame, ErrorFrame):
+            self._take_error(frame, asked)
         else:
             await asked.append(frame, self._sample_rate)
 
@@ -320,7 +359,7 @@ class HostedVoice:
 
     async def _connection_closed(self) -> None:
         for asked in list(self.open.values()):
-            asked.fail("the connection was closed")
+            asked.fail(_CLOSED)
 
     def _reset_active_audio_context(self) -> None:
         pass
@@ -329,8 +368,21 @@ class HostedVoice:
         self, frame: Frame, direction: FrameDirection = FrameDirection.DOWNSTREAM
     ) -> None:
         if isinstance(frame, ErrorFrame):
-            logger.debug(f"{self.name}: {frame.error}")
             # It names no request. One that speaks shows by itself that it has ended.
             silent = [each for each in self.open.values() if each.audible_at is None]
-            if silent:
-                (self._asking if self._asking in silent else silent[0]).fail(frame.error)
+            first = silent[0] if silent else None
+            self._take_error(frame, self._asking if self._asking in silent else first)
+
+    def _take_error(self, frame: ErrorFrame, asked: Synthesis | None) -> None:
+        if frame.exception is None and asked is not None and asked.rejection is not None:
+            frame.exception = Rejection(asked.rejection)
+        self._fail(
+            attempt_error(frame, has_begun=asked is not None and asked.audio_secs > 0), asked
+        )
+
+    def _fail(self, error: AttemptError, asked: Synthesis | None) -> None:
+        logger.debug(f"{self.name}: {error.message}")
+        if error.retry_after_secs is not None:
+            self._held_back(self, error.retry_after_secs)
+        if asked is not None:
+            asked.fail(error)

@@ -17,7 +17,13 @@ from pipecat_hedge.providers.backends import Backend
 from pipecat_hedge.providers.loop_holds import Hold
 from pipecat_hedge.providers.permits import Permit, Terms
 from pipecat_hedge.providers.verdict import Verdict, classify
-from pipecat_hedge.service.provider_client import attempt_error, bound_requests, http_client
+from pipecat_hedge.service.provider_client import (
+    Rejection,
+    attempt_error,
+    bound_requests,
+    http_client,
+    is_rejection,
+)
 from pipecat_hedge.service.provider_stats import ProviderStats
 
 MOST_SECS = 5.0
@@ -31,16 +37,21 @@ class RescueRequests:
         backend: The rescue, in what is known of providers.
     """
 
-    def __init__(self, service: STTService, backend: Backend, stats: ProviderStats):
+    def __init__(self, service: STTService, backend: Backend):
         self.backend = backend
-        self._service, self._stats = service, stats
+        self._service = service
         self._latest: tuple[Permit, Hold] | None = None
         self._response: Any = None
         bound_requests(service, MOST_SECS)
         self._client = http_client(service)
 
-    def open(self) -> None:
-        """Note error responses from now on."""
+    def open(self, stats: ProviderStats) -> None:
+        """Note error responses from now on.
+
+        Args:
+            stats: What is known of providers.
+        """
+        self._stats = stats
         if self._client is not None:
             self._client.event_hooks["response"].append(self._take_response)
 
@@ -85,7 +96,7 @@ class RescueRequests:
         if self._latest is None:
             return False
         if frame.exception is None and self._response is not None:
-            frame.exception = _Rejected(self._response)
+            frame.exception = Rejection(self._response)
         error = attempt_error(frame)
         if error.retry_after_secs is not None:
             self._stats.set_retry_after(self.backend.record_key, _now() + error.retry_after_secs)
@@ -102,16 +113,8 @@ class RescueRequests:
         return self._stats.standing([self.backend.record_key], "hedge", Terms(), now)[0]
 
     async def _take_response(self, response: Any) -> None:
-        if response.is_error:
+        if is_rejection(response):
             self._response = response
-
-
-class _Rejected(Exception):
-    """The response behind an error."""
-
-    def __init__(self, response: Any):
-        super().__init__(f"status {response.status_code}")
-        self.response = response
 
 
 def _now() -> float:

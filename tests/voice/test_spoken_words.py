@@ -1,0 +1,36 @@
+"""How much of a text was said, and what of it is left."""
+
+from __future__ import annotations
+
+import pytest
+from pipecat.utils.text.markup_utils import strip_complete_markup
+
+from pipecat_hedge.voice.spoken_words import is_rest, rest_of, said_chars, spoken_length
+
+
+@pytest.mark.parametrize(
+    ("text", "heard", "rest"),
+    [
+        ("Take two a day.", "Take two", "a day."),
+        ("Take <spell>AB 12</spell> now.", "Take", "<spell>AB 12</spell> now."),
+        ("Take <spell>AB 12</spell> now.", "Take AB", "<spell>12</spell> now."),
+        ("Take <spell>AB 12</spell> now.", "Take AB 12", "now."),
+        ('One <break time="1 s"/> two three.', "One two", "three."),
+        ('One <break time="1 s"> two three.', "One two", "three."),
+        ("<a><b>one two</b> three</a> four.", "one", "<a><b>two</b> three</a> four."),
+        ("<a><b>one two</b> three</a> four.", "one two", "<a>three</a> four."),
+        ("Take <<m|\u025b|t>> <<f|\u0254>> now.", "Take", "<<m|\u025b|t>> <<f|\u0254>> now."),
+        ("It is <10 now.", "It is", "<10 now."),
+        ("All of it.</a>", "All of it.", ""),
+    ],
+)
+def test_a_rest_begins_between_words_and_is_well_formed(text: str, heard: str, rest: str) -> None:
+    words = [(word, 0.5 * n) for n, word in enumerate(strip_complete_markup(text).split())]
+    said = said_chars(text, words, 0.5 * len(heard.split()) - 0.1, 0.05)
+    assert rest_of(text, said) == rest
+    assert is_rest(text, said) is bool(rest)
+
+
+def test_markup_has_no_length() -> None:
+    assert spoken_length('<prosody rate="x-slow">One</prosody> two.') == len("One two.")
+    assert not is_rest('<break time="1s"/> </p>', 0)
