@@ -228,7 +228,8 @@ class HedgedTTSService(TTSService):
         _check(voices)
         if fixed := _FIXED & kwargs.keys():
             raise ConfigurationError(f"{min(fixed)} is the service's own: leave it out")
-        kwargs.setdefault("settings", TTSSettings(model=None, voice=None, language=None))
+        language = voices[0].service.text_aggregation_language
+        kwargs.setdefault("settings", TTSSettings(model=None, voice=None, language=language))
         super().__init__(
             push_text_frames=False,
             push_stop_frames=True,
@@ -366,7 +367,7 @@ class HedgedTTSService(TTSService):
         if isinstance(frame, TTSUpdateSettingsFrame):
             for each in self._voices:
                 if frame.service is each.service:
-                    await each.process(frame)
+                    await each.update(frame)
                     return
         self._is_filler = isinstance(frame, FillerFrame)
         await super().process_frame(frame, direction)
@@ -392,7 +393,10 @@ class HedgedTTSService(TTSService):
         wait_secs = max(0.0, self._started.get(context_id, 0.0) - _now())
         at = self.get_clock().get_time() + int(wait_secs * 1e9)
         for cached in self._word_timestamp_tracker.start(at):
-            await self._add_word_timestamps([(cached.word, cached.timestamp)], cached.context_id)
+            spaced = cached.includes_inter_frame_spaces
+            await self._add_word_timestamps(
+                [(cached.word, cached.timestamp)], cached.context_id, spaced
+            )
 
     async def push_frame(
         self, frame: Frame, direction: FrameDirection = FrameDirection.DOWNSTREAM
@@ -412,7 +416,7 @@ class HedgedTTSService(TTSService):
                 its = TTSSettings(language=delta.language)
             elif not isinstance(each.service._settings, type(delta)):
                 continue
-            await each.process(TTSUpdateSettingsFrame(delta=its, service=each.service))
+            await each.update(TTSUpdateSettingsFrame(delta=its, service=each.service))
         return await super()._update_settings(delta)
 
     # ---- a sentence
@@ -547,7 +551,7 @@ class HedgedTTSService(TTSService):
             sentence.patience_secs = late_secs
             return
         for earlier in sentence.asked:
-            if earlier.voice is voice and voice.hides_silence:
+            if earlier.voice is voice and (voice.hides_silence or earlier.is_over):
                 await self._finish(earlier)
         asked = self._ask(sentence, voice, text)
         if winner is not None:

@@ -241,6 +241,19 @@ class HostedVoice:
         """Give the service a frame that is not a text."""
         await self._process(frame)
 
+    async def update(self, frame: Frame) -> None:
+        """Change its settings, once the sentences before have been asked of it."""
+        await asyncio.sleep(0)  # they queue for their turn by then
+        self._scope.start(self._update(frame), name=f"updates {self.name}")
+
+    async def _update(self, frame: Frame) -> None:
+        async with self._turn:
+            try:
+                await self._process(frame)
+            except Exception as error:
+                logger.warning(f"{self.name}: settings not changed: {type(error).__name__}")
+                logger.debug(f"{self.name}: {error}")
+
     async def close(self) -> None:
         """Release its resources."""
         await self._scope.close()
@@ -282,6 +295,8 @@ class HostedVoice:
                 self._fail(exception_error(error, has_begun=asked.audio_secs > 0), asked)
             finally:
                 self._asking = None
+                # Where services count the seconds of a turn, they do until they push its end.
+                await type(self.service).push_frame(self.service, TTSStoppedFrame())
 
     async def finish(self, asked: Synthesis) -> None:
         """End a request, whatever has come of it; nothing of it stays in the service."""
