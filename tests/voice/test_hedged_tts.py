@@ -708,3 +708,46 @@ async def test_a_connection_is_renewed_before_its_next_use() -> None:
         assert len(first.asked) == 3
         assert spoken.ear.text() == bare(ANSWER)
         assert all(gap < 0.3 for gap in spoken.ear.gaps())
+
+
+class ClockedVoice(ScriptedVoice):
+    """Times words by a clock that ends with a context, as ElevenLabs' service does."""
+
+    clock_secs = 0.0
+
+    async def add_word_timestamps(
+        self, word_times: Sequence[tuple[str, float]], *args: Any, **kwargs: Any
+    ) -> None:
+        shifted = [(word, self.clock_secs + secs) for word, secs in word_times]
+        await super().add_word_timestamps(shifted, *args, **kwargs)
+
+    async def on_audio_context_interrupted(self, context_id: str) -> None:
+        await super().on_audio_context_interrupted(context_id)
+        self.clock_secs = 0.0
+
+    async def on_audio_context_completed(self, context_id: str) -> None:
+        await super().on_audio_context_completed(context_id)
+        self.clock_secs = 0.0
+
+    async def _disconnect(self) -> None:
+        self.clock_secs += 5.0  # a word that was on its way
+
+    async def _connect(self) -> None:
+        pass
+
+
+async def test_what_comes_behind_an_interruption_shifts_no_word_of_the_next_answer() -> None:
+    tts = HedgedTTSService(
+        [Voice("voice", ClockedVoice(lambda _: Says(pace=1.0), pause_frame_processing=True))],
+        stats=ProviderStats(),
+        sample_rate=RATE,
+    )
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.play(ask, 0.5)
+        await call.line.interrupt()
+        await call.play(5, ask, 1.0)
+        await call.line.interrupt()
+        await call.play(5)
+        assert bare(call.remembered[-1]) == "we are open until nine"
+        assert spoken.ear.text().endswith("we are open until nine")

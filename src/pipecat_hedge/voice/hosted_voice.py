@@ -275,6 +275,8 @@ class HostedVoice:
         try:
             await service._disconnect()
             await service._connect()
+            # ElevenLabs' clock of words has gone on with what came since the interruption.
+            await service.on_audio_context_completed(context_id=asked.context_id)
         except Exception as error:
             logger.debug(f"{self.name}: {error}")
         finally:
