@@ -751,3 +751,31 @@ async def test_what_comes_behind_an_interruption_shifts_no_word_of_the_next_answ
         await call.play(5)
         assert bare(call.remembered[-1]) == "we are open until nine"
         assert spoken.ear.text().endswith("we are open until nine")
+
+
+class OpeningVoice(ScriptedVoice):
+    """Opens a context before its first text, as ElevenLabs' and others' services do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._push_start_frame = False
+        self.opened: list[str] = []
+
+    async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
+        if not self.audio_context_available(context_id):
+            await self.create_audio_context(context_id)
+            self.opened.append(text)
+        assert self.audio_context_available(context_id)
+        async for frame in super().run_tts(text, context_id):
+            yield frame
+
+
+async def test_a_service_sends_the_settings_of_each_request() -> None:
+    voice = OpeningVoice()
+    voices = [Voice("voice", voice)]
+    spoken = Spoken(HedgedTTSService(voices, stats=ProviderStats(), sample_rate=RATE))
+    async with spoken.call as call:
+        await call.ask()
+        assert voice.opened == [*SENTENCES]
+        assert spoken.ear.text() == bare(ANSWER)
+        assert call.remembered == [ANSWER]

@@ -68,6 +68,7 @@ class Synthesis:
         self.error: str | None = None
         self.sent_at = self.asked_at
         self.is_sent = False
+        self.has_context = False  # as far as the service knows
         self._items: deque[TTSAudioRawFrame | WordTimestamp] = deque()
         self._searched = b""
         self._resampler = create_stream_resampler(clear_after_secs=None)
@@ -289,10 +290,13 @@ class HostedVoice:
         return str(uuid.uuid4()) if self._asking is None else self._asking.context_id
 
     async def _create_audio_context(self, context_id: str) -> None:
-        pass
+        if context_id in self.open:
+            self.open[context_id].has_context = True
 
     def _audio_context_available(self, context_id: str) -> bool:
-        return context_id in self.open and not self.open[context_id].is_over
+        """Whether the service has created it: before that, it sends the context's settings."""
+        asked = self.open.get(context_id)
+        return asked is not None and asked.has_context and not asked.is_over
 
     def _get_audio_contexts(self) -> list[str]:
         return [each for each in self.open if self._audio_context_available(each)]
@@ -309,6 +313,7 @@ class HostedVoice:
         asked = self.open.get(context_id or "")
         if asked is None or asked.is_over:
             return
+        asked.has_context = True
         if frame is None:
             await asked.end(self._sample_rate)
         else:
