@@ -22,7 +22,11 @@ from pipecat.frames.frames import (
     TTSUpdateSettingsFrame,
 )
 from pipecat.services.settings import TTSSettings
-from pipecat.services.tts_service import TextAggregationMode, TTSService
+from pipecat.services.tts_service import (
+    TextAggregationMode,
+    TTSService,
+    WebsocketTTSService,
+)
 from pipecat.transcriptions.language import Language
 
 from pipecat_hedge import ProviderStats, SpeechReport
@@ -779,3 +783,41 @@ async def test_a_service_sends_the_settings_of_each_request() -> None:
         assert voice.opened == [*SENTENCES]
         assert spoken.ear.text() == bare(ANSWER)
         assert call.remembered == [ANSWER]
+
+
+class ConnectedVoice(WebsocketTTSService):
+    """Opens a connection unless it has one, as Pipecat's services do; that takes 0.1 s."""
+
+    def __init__(self) -> None:
+        super().__init__(settings=TTSSettings(model=None, voice=None, language=None))
+        self.opened = self.closed = 0
+
+    async def _connect_websocket(self) -> None:
+        if self._websocket is None:
+            await asyncio.sleep(0.1)
+            self._websocket, self.opened = object(), self.opened + 1  # pyright: ignore
+
+    async def _disconnect_websocket(self) -> None:
+        closing, self._websocket = self._websocket, None
+        await asyncio.sleep(0.1)
+        self.closed += closing is not None
+
+    async def _receive_messages(self) -> None:
+        pass
+
+    async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
+        yield None
+
+
+async def test_a_connection_that_is_renewed_twice_at_once_is_opened_once() -> None:
+    """By the reader that has noticed its end, and by a request that has found it closed."""
+    voice = ConnectedVoice()
+    HedgedTTSService([Voice("voice", voice)], stats=ProviderStats())
+
+    async def renew() -> None:
+        await voice._disconnect_websocket()
+        await voice._connect_websocket()
+
+    await voice._connect_websocket()
+    await asyncio.gather(renew(), voice._connect_websocket())
+    assert voice.opened - voice.closed == 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -156,7 +156,7 @@ class HostedVoice:
         self.sounds: deque[float] = deque(maxlen=100)
         self._asking: Synthesis | None = None
         self._sample_rate = 0
-        self._turn = asyncio.Lock()
+        self._turn, self._connecting = asyncio.Lock(), asyncio.Lock()
         self._tasks: dict[str, TaskScope] = {}
         self._scope = TaskScope()
         self._is_free = asyncio.Event()
@@ -169,6 +169,8 @@ class HostedVoice:
             setattr(service, method, getattr(self, f"_{method}"))
         if isinstance(service, WebsocketTTSService):
             service._close_connection_contexts = self._connection_closed
+            for method in ("_connect_websocket", "_disconnect_websocket"):
+                setattr(service, method, self._one_by_one(getattr(service, method)))
         service._max_consecutive_zero_audio_contexts = 0
 
     @property
@@ -283,6 +285,15 @@ class HostedVoice:
         finally:
             del self.open[asked.context_id]
             self._is_free.set()
+
+    def _one_by_one(self, change: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        """Both the reader and the next request renew a lost connection; one would stay open."""
+
+        async def changed() -> None:
+            async with self._connecting:
+                await change()
+
+        return changed
 
     # ---- in place of the service's methods
 
