@@ -24,7 +24,11 @@ from pipecat.frames.frames import (
 )
 from pipecat.metrics.metrics import TTSUsageMetricsData
 from pipecat.services.settings import TTSSettings
-from pipecat.services.tts_service import TextAggregationMode, TTSService
+from pipecat.services.tts_service import (
+    TextAggregationMode,
+    TTSService,
+    WebsocketTTSService,
+)
 from pipecat.transcriptions.language import Language
 
 from pipecat_hedge import ProviderStats, SpeechReport
@@ -844,3 +848,112 @@ async def test_a_request_that_was_not_sent_costs_nothing() -> None:
     usage = [each for each in used if isinstance(each, TTSUsageMetricsData)]
     assert {each.processor for each in usage} == {tts.name}
     assert sum(each.value for each in usage) == characters + len(SENTENCES[0])
+
+
+class ClockedVoice(ScriptedVoice):
+    """Times words by a clock that ends with a context, as ElevenLabs' service does."""
+
+    clock_secs = 0.0
+
+    async def add_word_timestamps(
+        self, word_times: Sequence[tuple[str, float]], *args: Any, **kwargs: Any
+    ) -> None:
+        shifted = [(word, self.clock_secs + secs) for word, secs in word_times]
+        await super().add_word_timestamps(shifted, *args, **kwargs)
+
+    async def on_audio_context_interrupted(self, context_id: str) -> None:
+        await super().on_audio_context_interrupted(context_id)
+        self.clock_secs = 0.0
+
+    async def on_audio_context_completed(self, context_id: str) -> None:
+        await super().on_audio_context_completed(context_id)
+        self.clock_secs = 0.0
+
+    async def _disconnect(self) -> None:
+        self.clock_secs += 5.0  # a word that was on its way
+
+    async def _connect(self) -> None:
+        pass
+
+
+async def test_what_comes_behind_an_interruption_shifts_no_word_of_the_next_answer() -> None:
+    tts = HedgedTTSService(
+        [Voice("voice", ClockedVoice(lambda _: Says(pace=1.0), pause_frame_processing=True))],
+        stats=ProviderStats(),
+        sample_rate=RATE,
+    )
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.play(ask, 0.5)
+        await call.line.interrupt()
+        await call.play(5, ask, 1.0)
+        await call.line.interrupt()
+        await call.play(5)
+        assert bare(call.remembered[-1]) == "we are open until nine"
+        assert spoken.ear.text().endswith("we are open until nine")
+
+
+class OpeningVoice(ScriptedVoice):
+    """Opens a context before its first text, as ElevenLabs' and others' services do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._push_start_frame = False
+        self.opened: list[str] = []
+
+    async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
+        if not self.audio_context_available(context_id):
+            await self.create_audio_context(context_id)
+            self.opened.append(text)
+        assert self.audio_context_available(context_id)
+        async for frame in super().run_tts(text, context_id):
+            yield frame
+
+
+async def test_a_service_sends_the_settings_of_each_request() -> None:
+    voice = OpeningVoice()
+    voices = [Voice("voice", voice)]
+    spoken = Spoken(HedgedTTSService(voices, stats=ProviderStats(), sample_rate=RATE))
+    async with spoken.call as call:
+        await call.ask()
+        assert voice.opened == [*SENTENCES]
+        assert spoken.ear.text() == bare(ANSWER)
+        assert call.remembered == [ANSWER]
+
+
+class ConnectedVoice(WebsocketTTSService):
+    """Opens a connection unless it has one, as Pipecat's services do; that takes 0.1 s."""
+
+    def __init__(self) -> None:
+        super().__init__(settings=TTSSettings(model=None, voice=None, language=None))
+        self.opened = self.closed = 0
+
+    async def _connect_websocket(self) -> None:
+        if self._websocket is None:
+            await asyncio.sleep(0.1)
+            self._websocket, self.opened = object(), self.opened + 1  # pyright: ignore
+
+    async def _disconnect_websocket(self) -> None:
+        closing, self._websocket = self._websocket, None
+        await asyncio.sleep(0.1)
+        self.closed += closing is not None
+
+    async def _receive_messages(self) -> None:
+        pass
+
+    async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
+        yield None
+
+
+async def test_a_connection_that_is_renewed_twice_at_once_is_opened_once() -> None:
+    """By the reader that has noticed its end, and by a request that has found it closed."""
+    voice = ConnectedVoice()
+    HedgedTTSService([Voice("voice", voice)], stats=ProviderStats())
+
+    async def renew() -> None:
+        await voice._disconnect_websocket()
+        await voice._connect_websocket()
+
+    await voice._connect_websocket()
+    await asyncio.gather(renew(), voice._connect_websocket())
+    assert voice.opened - voice.closed == 1

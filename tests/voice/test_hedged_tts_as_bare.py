@@ -20,11 +20,9 @@ from pipecat.frames.frames import (
     Frame,
     FunctionCallsStartedFrame,
     InterruptionFrame,
-    LLMAssistantPushAggregationFrame,
     LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
     LLMTextFrame,
-    MetricsFrame,
     StopFrame,
     TextFrame,
     TTSAudioRawFrame,
@@ -34,14 +32,9 @@ from pipecat.frames.frames import (
     TTSTextFrame,
     TTSUpdateSettingsFrame,
 )
-from pipecat.metrics.metrics import TTFBMetricsData, TTSUsageMetricsData
-from pipecat.pipeline.pipeline import Pipeline
-from pipecat.pipeline.worker import PipelineParams
-from pipecat.processors.aggregators.llm_context import LLMContext
-from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.settings import TTSSettings
-from pipecat.services.tts_service import TextAggregationMode, TTSService
+from pipecat.services.tts_service import TTSService
 from pipecat.tests.utils import SleepFrame, run_test
 from pipecat.transcriptions.language import Language
 from pipecat.utils.errors import ErrorCategory
@@ -245,7 +238,12 @@ CASES = {
         lambda: [*answer(*OPEN), SleepFrame(0.09), InterruptionFrame(), *answer("Yes sir.")]
     ),
     "an interruption before a sound": Case(
-        lambda: [*answer("We are open."), SleepFrame(0.01), InterruptionFrame(), *answer("Yes sir.")]
+        lambda: [
+            *answer("We are open."),
+            SleepFrame(0.01),
+            InterruptionFrame(),
+            *answer("Yes sir."),
+        ]
     ),
     "an interruption of a half sentence": Case(
         lambda: [

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,7 @@ class Synthesis:
         self.rejection: Any = None  # the latest error response
         self.sent_at = self.asked_at
         self.is_sent = False
+        self.has_context = False  # as far as the service knows
         self._items: deque[TTSAudioRawFrame | WordTimestamp] = deque()
         self._searched = b""
         self._resampler = create_stream_resampler(clear_after_secs=None)
@@ -190,7 +191,7 @@ class HostedVoice:
         self.sounds: deque[float] = deque(maxlen=100)
         self._asking: Synthesis | None = None
         self._sample_rate = 0
-        self._turn = asyncio.Lock()
+        self._turn, self._connecting = asyncio.Lock(), asyncio.Lock()
         self._tasks: dict[str, TaskScope] = {}
         self._scope = TaskScope()
         self._is_free = asyncio.Event()
@@ -203,6 +204,8 @@ class HostedVoice:
             setattr(service, method, getattr(self, f"_{method}"))
         if isinstance(service, WebsocketTTSService):
             service._close_connection_contexts = self._connection_closed
+            for method in ("_connect_websocket", "_disconnect_websocket"):
+                setattr(service, method, self._one_by_one(getattr(service, method)))
         service._max_consecutive_zero_audio_contexts = 0
 
     @property
@@ -327,11 +330,22 @@ class HostedVoice:
         try:
             await service._disconnect()
             await service._connect()
+            # ElevenLabs' clock of words has gone on with what came since the interruption.
+            await service.on_audio_context_completed(context_id=asked.context_id)
         except Exception as error:
             logger.debug(f"{self.name}: {error}")
         finally:
             del self.open[asked.context_id]
             self._is_free.set()
+
+    def _one_by_one(self, change: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        """Both the reader and the next request renew a lost connection; one would stay open."""
+
+        async def changed() -> None:
+            async with self._connecting:
+                await change()
+
+        return changed
 
     # ---- in place of the service's methods
 
@@ -339,10 +353,13 @@ class HostedVoice:
         return str(uuid.uuid4()) if self._asking is None else self._asking.context_id
 
     async def _create_audio_context(self, context_id: str) -> None:
-        pass
+        if context_id in self.open:
+            self.open[context_id].has_context = True
 
     def _audio_context_available(self, context_id: str) -> bool:
-        return context_id in self.open and not self.open[context_id].is_over
+        """Whether the service has created it: before that, it sends the context's settings."""
+        asked = self.open.get(context_id)
+        return asked is not None and asked.has_context and not asked.is_over
 
     def _get_audio_contexts(self) -> list[str]:
         return [each for each in self.open if self._audio_context_available(each)]
@@ -359,6 +376,7 @@ class HostedVoice:
         asked = self.open.get(context_id or "")
         if asked is None or asked.is_over:
             return
+        asked.has_context = True
         if frame is None:
             await asked.end(self._sample_rate)
         elif isinstance(frame, ErrorFrame):

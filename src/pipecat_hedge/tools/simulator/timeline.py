@@ -410,13 +410,22 @@ FAULTS = {fault.name: fault for fault in _FAULTS}
 """Every fault of a model by its name."""
 
 _hang = _at_headers(Signal.SILENCE)
+
+
+def _half_open(scene: Scene) -> Iterator[Step]:
+    """Be silent at once, or after so many words."""
+    if scene.after_tokens is None:
+        return iter([Step(0.0, Signal.SILENCE)])
+    return _at_token(Signal.SILENCE)(scene)
+
+
 _SPEECH_FAULTS = (
     Fault("late", _slow_headers, "finals come delay= later (default 3)", delay_secs=3.0),
     Fault("never_final", _hang, "interims, and no final"),
     Fault("silent", _hang, "no message about the utterance"),
     Fault(
         "half_open",
-        _hang,
+        _half_open,
         "from the utterance on audio is accepted, and not even a ping or a close is answered",
     ),
     Fault(

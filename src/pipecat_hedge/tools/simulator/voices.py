@@ -188,7 +188,7 @@ class VoiceSocket(ABC):
         plan, speech = await self._begin(entry.model, text, context.rate)
         context.fault = plan.fault.name if plan.fault else None
         entry.fault = context.fault or entry.fault
-        context.is_silent = self._is_dead = self._is_dead or context.fault == "half_open"
+        context.is_silent = self._is_dead
         self._ledger.announce()
         if self._is_dead:
             return
@@ -213,6 +213,7 @@ class VoiceSocket(ABC):
                     await self._failed(context, status or 500)
                 case Signal.SILENCE:
                     context.is_silent = True
+                    self._is_dead = self._is_dead or context.fault == "half_open"
                     return
                 case Signal.CUT | Signal.RESET if context.fault != "1008":
                     assert self._request.transport is not None
