@@ -41,6 +41,7 @@ FACES = {
         "service",
         "telemetry",
         "fleet",
+        "tools.analysis",
         "tools.simulator",
     },
     "tools.stats": {"race", "providers", "service", "fleet"},

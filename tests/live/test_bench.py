@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from itertools import groupby
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,21 @@ def test_every_arrangement_is_compared_and_costed() -> None:
         # a token does not pay for what is done once a turn
         assert costs["token"][name]["median_secs"] < turn["median_secs"]
     assert costs["turn"]["adaptive(5 %)"]["over_bare"] > 1
+
+
+@pytest.mark.timeout(120)
+def test_all_arrangements_see_the_same_trace(tmp_path: Path) -> None:
+    """Two turns of ten take 1.2 s: those that were asked first."""
+    rows = [f"{9 - n},{1.2 if n > 7 else 0.1}" for n in range(10)]
+    (tmp_path / "trace.csv").write_text("\n".join(["at,hosted_secs", *rows]))
+    found = bench("--trace", str(tmp_path / "trace.csv"), "--calls", "1", "--rounds", "1", "--json")
+    assert found.returncode == 0, found.stderr
+    rows = {row["arrangement"]: row for row in json.loads(found.stdout)["compared"]}
+    assert list(rows) == list(ARRANGEMENTS)
+    for name in ("bare service", "LLMSwitcher, failover", "fallback()"):
+        assert (rows[name]["turns"], rows[name]["extra_requests"]) == (10, 0)
+        assert rows[name]["p50_secs"] == pytest.approx(0.1, abs=0.3)
+        assert rows[name]["max_secs"] == pytest.approx(1.2, abs=0.4)
 
 
 @pytest.mark.timeout(120)

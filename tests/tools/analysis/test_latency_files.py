@@ -165,3 +165,62 @@ def test_several_files_are_one_stretch(tmp_path: Path) -> None:
     recorded = read_latencies(paths)
     assert secs(recorded) == {"latency": [0.5, 0.6], "x": [0.5], "y": [0.55]}
     assert np.array_equal(recorded.providers["latency"].row, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("at,a_ms\n30,700\n10,500\n20.5,600\n", {}),
+        (
+            "a_ms,asked_ms\n700,30000\n500,10000\n600,20500\n",
+            {"columns": ["a_ms"], "at": "asked_ms"},
+        ),
+        ("a_ms,asked\n700,30000\n500,10000\n600,20500\n", {"at": "asked", "at_unit": "ms"}),
+        (
+            "at,a_ms\n1970-01-01T00:00:30Z,700\n1970-01-01T00:00:10,500\n"
+            "1970-01-01T01:00:20.5+01:00,600\n",
+            {},
+        ),
+        ('{"at": 30, "a_ms": 700}\n{"at": 10, "a_ms": 500}\n{"at": 20.5, "a_ms": 600}\n', {}),
+    ],
+    ids=["at", "named unit", "given unit", "dates", "jsonl"],
+)
+def test_turns_are_in_the_order_of_their_times(
+    tmp_path: Path, text: str, options: dict[str, Any]
+) -> None:
+    recorded = read(tmp_path, text, **options)
+    assert secs(recorded) == {"a": [0.5, 0.6, 0.7]}
+    assert recorded.asked_at is not None
+    assert recorded.asked_at.tolist() == [10, 20.5, 30]
+    assert recorded.providers["a"].row.tolist() == [0, 1, 2]
+
+
+def test_logs_are_in_the_order_in_which_turns_began(tmp_path: Path) -> None:
+    """A line is written when its turn has ended."""
+    turns = [(100.0, 0.9), (50.0, 0.7), (10.0, 0.5)]
+    lines = [json.dumps(line(attempt("a", ttft), at=at)) for at, ttft in turns]
+    recorded = read(tmp_path, "\n".join(lines), "turns.jsonl")
+    assert secs(recorded) == {"a": [0.5, 0.7, 0.9]}
+    assert recorded.asked_at == pytest.approx([10, 50, 100])
+
+
+def test_a_turn_without_a_time_leaves_the_order_of_the_file(tmp_path: Path) -> None:
+    recorded = read(tmp_path, "at,a_ms\n30,700\n,500\n20,600\n")
+    assert (recorded.asked_at, secs(recorded)) == (None, {"a": [0.7, 0.5, 0.6]})
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "fault"),
+    [
+        ("at,a_ms\nMonday,500\n1,600\n", {}, "at: neither a figure nor a date of ISO 8601"),
+        ("t,a_ms\n,500\n1,600\n", {"at": "t"}, "no t: name the column of times with --at"),
+        ("t,a_ms\n1.7e12,500\n1,600\n", {"at": "t"}, "t: too large for seconds: give --at-unit ms"),
+        ("at,a_ms\n-1,500\n1,600\n", {}, "at: negative, or too large"),
+    ],
+)
+def test_a_time_that_cannot_be_read_is_named(
+    tmp_path: Path, text: str, options: dict[str, Any], fault: str
+) -> None:
+    recorded = read(tmp_path, text, **options)
+    assert secs(recorded) == {"a": [0.6]}
+    assert recorded.named_skips == (f"{tmp_path / 'file.csv'}:2: {fault}",)

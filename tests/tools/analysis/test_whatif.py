@@ -170,6 +170,63 @@ def test_a_dearer_provider_is_hedged_to_less_often() -> None:
     assert less < 0.7 * usual
 
 
+# ---- in the order of time
+
+
+def timed(*providers: Measured, hours: float = 48) -> Recorded:
+    """The same files, with times that are spread over so many hours."""
+    count = len(providers[0].secs)
+    return replace(recorded(*providers), asked_at=np.linspace(0, hours * 3600 - 1, count))
+
+
+def test_slow_minutes_are_slow_for_a_further_request() -> None:
+    """Sixty turns in which all requests are slow: a race with itself does not help there."""
+    secs = np.random.default_rng(1).uniform(0.4, 0.6, 2000)
+    secs[1000:1060] += 9
+    file, question = measured("a", secs), Question(budgets=(), min_turns=1)
+    [unordered, ordered] = (
+        what_if(each, question).outcome("race(2)").percentiles["p99"]
+        for each in (recorded(file), timed(file))
+    )
+    assert unordered < 0.6
+    assert ordered > 9
+
+
+def test_a_request_is_never_raced_with_itself() -> None:
+    """One slow request among calm ones: the others of its time are quick, whatever is drawn."""
+    secs = np.full(4000, 0.5)
+    secs[::40] = 30.0
+    race = what_if(timed(measured("a", secs)), Question(budgets=(), min_turns=1)).outcome("race(2)")
+    assert race.max_secs == 0.5
+
+
+def test_the_delay_of_a_calm_day_is_compared_on_the_bad_one() -> None:
+    calm = np.random.default_rng(1).uniform(0.4, 0.6, 1000)
+    bad = np.where(chance(0.2, 1000, 2), 3 * calm, calm)
+    answer = what_if(timed(measured("a", np.concatenate([calm, bad]))), FAST)
+    [day] = answer.days
+    assert (day.name, day.learned_on, day.turns) == ("day 2", "day 1", 1000)
+    assert day.fixed.policy == HedgePolicy.after(round(float(np.quantile(calm, 0.95)), 3)).name
+    assert day.none.p99 == percentile(np.sort(bad), 0.99)
+    assert day.fixed.extra_requests > 0.2
+    assert day.adaptive.extra_requests < 0.08
+    assert "learned on day 1 does not fit day 2: after(0.59" in " ".join(show(answer).split())
+
+
+def test_a_delay_that_still_fits_holds() -> None:
+    """Of a trace of some hours the first half is compared with the second."""
+    answer = what_if(timed(measured("a", trace(HOSTED, 2000)), hours=3), FAST)
+    [day] = answer.days
+    assert (day.name, day.turns) == ("the second half", 1000)
+    assert "A fixed delay learned the day before holds" in show(answer)
+
+
+def test_few_turns_or_no_times_are_compared_with_no_day() -> None:
+    file = measured("a", trace(HOSTED, 199))
+    assert what_if(timed(file), FAST).days == ()
+    assert asked(measured("a", trace(HOSTED, 400))).days == ()
+
+
 # ---- why not
 
 

@@ -63,6 +63,8 @@ KEYS_AND_VALUES = [
     ("tool", "look_up", "look_up"),
     ("args", '{"a": 1, "b": 2}', {"a": 1, "b": 2}),
     ("region", "eu-west", "eu-west"),
+    ("trace", "[[0.5, 0.6], [7]]", ((0.5, 0.6), (7,))),
+    ("turn", "3", 3),
     ("slow", "2", 2),
 ]
 
@@ -105,6 +107,8 @@ def test_unknown_profile_is_a_404_that_lists_the_known(model: str) -> None:
         ("answer=%20", "answer: expected the text to answer"),
         ("tool=", "tool: expected the name"),
         ("args=[1]", "args: expected a JSON object"),
+        ("trace=[0.5]", "trace: expected a JSON list of turns, each a list of seconds"),
+        ("trace=[[]]", "trace: expected"),
     ],
 )
 def test_bad_key_or_value_is_named(keys: str, message: str) -> None:

@@ -314,6 +314,21 @@ async def test_conditions_of_one_model_leave_others_alone(
         assert response.status == 400
 
 
+async def test_a_trace_gives_each_request_the_latency_of_its_turn(
+    sim: Simulator, session: aiohttp.ClientSession
+) -> None:
+    """In order, or of the turn that a request's text names; then the n-th request has the n-th."""
+    sim.set_conditions("gpt-4.1", trace=[[0.0, 0.1], [0.2]])
+    texts = ["hello"] * 3 + ["?turn=0"] * 3 + ["?turn=3"]
+    for text in texts:
+        messages = [{"role": "user", "content": text}]
+        body = {"model": "gpt-4.1", "messages": messages, "stream": True}
+        async with session.post(f"{sim.openai_url}/chat/completions", json=body) as response:
+            await response.text()
+    waits = [entry.first_token_secs - entry.started_secs for entry in sim.ledger.requests]  # type: ignore[operator]
+    assert waits == pytest.approx([0.0, 0.2, 0.0, 0.0, 0.1, 0.1, 0.2], abs=0.05)
+
+
 async def test_conditions_of_a_region_apply_to_all_its_models(
     sim: Simulator, session: aiohttp.ClientSession
 ) -> None:

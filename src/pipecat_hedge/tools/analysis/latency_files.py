@@ -1,6 +1,6 @@
-"""Reads latencies for ``whatif``: turn logs, and CSV or JSONL with a column of times.
+"""Reads latencies for ``whatif`` and ``bench``: turn logs, and CSV or JSONL with a column of them.
 
-`read_latencies` describes which column is read, and in which unit. An unusable line is counted
+`read_latencies` describes which columns are read, and in which unit. An unusable line is counted
 and named.
 """
 
@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -20,6 +21,7 @@ import numpy as np
 from pipecat_hedge.race import AttemptReport, TurnReport
 from pipecat_hedge.tools.analysis.statistics import Bools, Floats, Ints
 from pipecat_hedge.tools.analysis.turn_log import (
+    MOST_SECS,
     NAMED,
     ReadingError,
     figure,
@@ -36,6 +38,8 @@ KNOWN_COLUMNS = ("ttft_ms", "ttft_secs", "ms", "secs")
 """Columns that are read unasked; the first of them that a file has."""
 MOST_MEDIAN_SECS = 30.0
 """A median above this many seconds is invalid if neither the name nor the user says the unit."""
+AT = "at"
+"""The column of times that is read unasked: turn logs have one of that name."""
 FACTORS = {"s": 1.0, "secs": 1.0, "ms": 1e-3}
 
 
@@ -89,6 +93,8 @@ class Recorded:
             are logged.
         usd_per_answer: By provider, the mean cost of a request that won, if logged.
         routed: The first provider and the ``route_score`` of each turn that has one.
+        asked_at: When each turn was asked, in seconds, ascending; shape (turns,). None if that is
+            not known of every turn: then the turns are in the order of the files.
     """
 
     providers: dict[str, Measured]
@@ -104,12 +110,18 @@ class Recorded:
     )
     usd_per_answer: Mapping[str, float] = field(default_factory=dict[str, float])
     routed: Sequence[tuple[str, float]] = ()
+    asked_at: Floats | None = None
 
 
 def read_latencies(
-    paths: Sequence[str | Path], *, unit: Unit | None = None, columns: Sequence[str] = ()
+    paths: Sequence[str | Path],
+    *,
+    unit: Unit | None = None,
+    columns: Sequence[str] = (),
+    at: str | None = None,
+    at_unit: Unit | None = None,
 ) -> Recorded:
-    """Read files as one sequence of turns, in the order given.
+    """Read files as one sequence of turns, in the order of their times, or else as given.
 
     Args:
         paths: Turn logs, CSV files, and JSONL files with an object per line. A column ``provider``
@@ -118,6 +130,9 @@ def read_latencies(
             unless half of them would be over 30 s.
         columns: The latency columns, one per provider; empty is one of `KNOWN_COLUMNS`, or the
             only column.
+        at: The column of times: figures, or dates of ISO 8601. None is `AT`, where there is one.
+        at_unit: The unit of figures in it, if its name does not end in ``_ms`` or ``_secs``; None
+            is seconds.
 
     Raises:
         ReadingError: If a file cannot be read or has no such column, no file has a latency, or a
@@ -131,9 +146,11 @@ def read_latencies(
                     if isinstance(record, ValueError):
                         raise record
                     if "attempts" in record:
-                        reader.take_turn(parse_turn(record))
+                        reader.take_turn(parse_turn(record), figure(record, AT))
                     elif "anchor" not in record:  # a line of TurnLatencyObserver(log=...)
-                        reader.take_columns(record, _latency_columns(record, columns), unit)
+                        asked_at = _time(record, at, at_unit)
+                        names = _latency_columns(record, columns, at or AT)
+                        reader.take_columns(record, names, unit, asked_at)
                 except ValueError as e:
                     reader.skip(path, number, str(e))
     if not reader.turns:
@@ -170,6 +187,7 @@ class _Reader:
         self._attempts: list[AttemptReport] = []
         self._prompts: list[int] = []
         self._routed: list[tuple[str, float]] = []
+        self._asked_at: list[float | None] = []
         self.turns = self.skipped = 0
         self.named: list[str] = []
 
@@ -178,7 +196,7 @@ class _Reader:
         if len(self.named) < NAMED:
             self.named.append(f"{printable(str(path))}:{number}: {why}")
 
-    def take_turn(self, report: TurnReport) -> None:
+    def take_turn(self, report: TurnReport, ended_at: float | None = None) -> None:
         sent = [a for a in report.attempts if a.sent_secs is not None]
         if not sent:
             if report.attempts or report.degraded_reason is not None:
@@ -197,10 +215,15 @@ class _Reader:
         if report.route_score is not None:
             self._routed.append((sent[0].provider, report.route_score))
         self._attempts += sent
+        self._asked_at.append(None if ended_at is None else ended_at - report.duration_secs)
         self.turns += 1
 
     def take_columns(
-        self, record: Mapping[str, Any], columns: Sequence[str], unit: Unit | None
+        self,
+        record: Mapping[str, Any],
+        columns: Sequence[str],
+        unit: Unit | None,
+        asked_at: float | None,
     ) -> None:
         found = {name: value for name in columns if (value := figure(record, name)) is not None}
         if not found:
@@ -216,6 +239,7 @@ class _Reader:
             if factor < 1:
                 self._unit = "ms"
             self._add(name, factor * value)
+        self._asked_at.append(asked_at)
         self.turns += 1
 
     def _add(self, name: str, secs: float, *, censored: bool = False, failed: bool = False) -> None:
@@ -223,7 +247,8 @@ class _Reader:
 
     def recorded(self) -> Recorded:
         order = sorted(self._found, key=lambda n: (-self._firsts[n], -len(self._found[n])))
-        providers = {name: _measured(name, self._found[name]) for name in order}
+        asked_at, place = _in_order(self._asked_at)
+        providers = {name: _measured(name, self._found[name], place) for name in order}
         for name, column in self._unstated.items():
             if (median := float(np.median(providers[name].secs))) > MOST_MEDIAN_SECS:
                 raise ReadingError(
@@ -243,15 +268,27 @@ class _Reader:
             _prices(self._attempts),
             {name: cost for name in order if (cost := self._usd_of(name)) is not None},
             self._routed,
+            asked_at,
         )
 
     def _usd_of(self, name: str) -> float | None:
         return _mean([a.usd for a in self._attempts if a.provider == name and a.outcome == "won"])
 
 
-def _measured(name: str, found: list[tuple[float, bool, bool, int]]) -> Measured:
+def _measured(name: str, found: list[tuple[float, bool, bool, int]], place: Ints) -> Measured:
     secs, censored, failed, row = (np.asarray(column) for column in zip(*found, strict=True))
-    return Measured(name, secs, censored, failed, row)
+    return Measured(name, secs, censored, failed, place[row]).only(
+        np.argsort(place[row], kind="stable")
+    )
+
+
+def _in_order(asked_at: Sequence[float | None]) -> tuple[Floats | None, Ints]:
+    """Return the times in their order, and each turn's place in it; None if one is unknown."""
+    known = [at for at in asked_at if at is not None]
+    if len(known) < len(asked_at):
+        return None, np.arange(len(asked_at))
+    order = np.argsort(known, kind="stable")
+    return np.asarray(known)[order], np.argsort(order)
 
 
 def _prices(attempts: Sequence[AttemptReport]) -> dict[str, tuple[float, float]]:
@@ -273,9 +310,35 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def _latency_columns(record: Mapping[str, Any], wanted: Sequence[str]) -> Sequence[str]:
+def _time(record: Mapping[str, Any], name: str | None, unit: Unit | None) -> float | None:
+    """Return when a turn was asked, in seconds; None if it has no time and none was wanted.
+
+    Raises:
+        ValueError: If it has none that can be read; the message names the column.
+    """
+    column = name or AT
+    value = record.get(column)
+    if value is None and name is None:
+        return None
+    if value is None:
+        raise ValueError(f"no {column}: name the column of times with --at")
+    if isinstance(value, str):
+        try:
+            date = datetime.fromisoformat(value)
+        except ValueError:
+            raise ValueError(f"{column}: neither a figure nor a date of ISO 8601") from None
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+    factor = _named_unit(column)[1] or FACTORS[unit or "s"]
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if factor == 1 and value > MOST_SECS:
+            raise ValueError(f"{column}: too large for seconds: give --at-unit ms")
+        value *= factor
+    return figure({column: value}, column)
+
+
+def _latency_columns(record: Mapping[str, Any], wanted: Sequence[str], at: str) -> Sequence[str]:
     """Return the columns to read: the wanted ones, a known one, or the only one."""
-    others = [name for name in record if name != "provider"]
+    others = [name for name in record if name not in ("provider", at)]
     columns = [name for name in wanted or KNOWN_COLUMNS if name in record]
     if not columns and not wanted and len(others) == 1:
         return others

@@ -2,8 +2,9 @@
 
 Turns run in virtual time, one after another, so bursts of hedges are not bounded. A turn takes its
 first latency from the file, in order. A further request's latency is drawn from its provider's, or
-comes from the same turn if both providers were measured side by side. A request that was cut short
-is drawn from its provider's Kaplan-Meier curve beyond its elapsed time.
+comes from the same turn if both providers were measured side by side; where turns have times, it is
+drawn from those nearest in time. A request that was cut short is drawn from its provider's
+Kaplan-Meier curve beyond its elapsed time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import itertools
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,9 @@ BLOCK = 1000
 """Larger files are sampled in blocks of this many consecutive turns."""
 SIDE_BY_SIDE = 0.9
 """The share of turns with both providers from which both latencies come from the same turn."""
+
+NEAR = 10
+"""Nearest in time are so many requests before, and as many after: a few minutes of a busy bot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +67,25 @@ class Draws:
     rows: tuple[Ints, Ints]
     sizes: tuple[int, int | None]
 
+    def only(self, turns: slice) -> Draws:
+        """Return a part of the replayed turns."""
+        return replace(
+            self,
+            secs=self.secs[turns],
+            fails=None if self.fails is None else self.fails[turns],
+            cut=None if self.cut is None else self.cut[turns],
+        )
+
 
 def draws_of(
-    first: Measured, second: Measured, attempts: int, least: int, most: int, seed: int
+    first: Measured,
+    second: Measured,
+    attempts: int,
+    least: int,
+    most: int,
+    seed: int,
+    *,
+    is_timed: bool = False,
 ) -> Draws:
     """Draw the requests' latencies.
 
@@ -76,6 +96,7 @@ def draws_of(
         least: Files with fewer turns are repeated.
         most: Files with more turns are sampled in blocks.
         seed: The same seed draws the same.
+        is_timed: Whether the observations are in the order of known times.
     """
     rng = np.random.default_rng(seed)
     first, second, is_paired = _side_by_side(first, second)
@@ -87,7 +108,10 @@ def draws_of(
     else:
         begins = np.linspace(0, count - min(BLOCK, most), max(most // BLOCK, 1)).astype(np.int64)
         rows = (begins[:, None] + np.arange(min(BLOCK, most))).ravel()
-    drawn = [rng.integers(0, len(others), len(rows)) for _ in range(attempts - 1)]
+    drawn = [
+        _near(first, second, rows, rng) if is_timed else rng.integers(0, len(others), len(rows))
+        for _ in range(attempts - 1)
+    ]
     if is_paired:
         drawn[0] = rows
 
@@ -111,7 +135,7 @@ def draws_of(
 
 def replay(
     policy: HedgePolicy, draws: Draws, usd_per_mtok: Mapping[str, tuple[float, float]]
-) -> tuple[Floats, Floats, float, float]:
+) -> tuple[Floats, Floats, Ints, float]:
     """Replay a policy.
 
     Args:
@@ -120,7 +144,7 @@ def replay(
         usd_per_mtok: Providers' prices, used by the hedging budget.
 
     Returns:
-        When each turn is answered, its lower bound if unknown, and the hedges and the replacements
+        When each turn is answered, its lower bound if unknown, its hedges, and the replacements
         per turn.
     """
     stats, accounts, rng = ProviderRegistry(), BudgetAccounts(), random.Random(1)
@@ -129,7 +153,7 @@ def replay(
     learns = isinstance(policy.rule, (Adaptive, TurnRule))
     count = len(draws.secs)
     answered, least = np.full(count, np.inf), np.full(count, np.nan)
-    extra = replaced = 0
+    hedges, replaced = np.zeros(count, np.int64), 0
     plan, unlistened = None, OBSERVED_LOSER_INTERVAL
     candidates: list[Slot] = []
     for turn, latencies in enumerate(draws.secs):
@@ -168,7 +192,7 @@ def replay(
                     least[turn] = winner.launched_at + bound
         failures = sum(attempt.reason == "failure" for attempt in race.attempts)
         replaced += failures
-        extra += len(race.attempts) - 1 - failures
+        hedges[turn] = len(race.attempts) - 1 - failures
         if learns:
             unlistened += len(race.attempts)
             lost = [
@@ -185,7 +209,19 @@ def replay(
                 stats.learn_observed(backend, loser, seen_at, 0.0, None)
             numbers = [attempt.number for attempt in lost]
             stats.learn(backends, race.attempts, None, observed=numbers, with_sentences=False)
-    return answered, least, extra / count, replaced / count
+    return answered, least, hedges, replaced / count
+
+
+def _near(first: Measured, second: Measured, rows: Ints, rng: np.random.Generator) -> Ints:
+    """Draw for each turn one of the second's observations nearest in time, but not its own."""
+    count, is_same = len(second.row), first is second
+    at = rows if is_same else np.searchsorted(second.row, first.row[rows])
+    width = min(2 * NEAR + is_same, count)
+    begin = np.clip(at - NEAR, 0, count - width)
+    if not is_same or width == 1:
+        return begin + rng.integers(0, width, len(rows))
+    drawn = begin + rng.integers(0, width - 1, len(rows))
+    return drawn + (drawn >= at)
 
 
 def _columns(candidates: Sequence[Slot], first: str) -> list[int]:

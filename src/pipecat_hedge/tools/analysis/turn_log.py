@@ -24,7 +24,7 @@ NAMED = 5
 MOST_CHARS = 200
 """Longer names are cut."""
 _TURN = TypeAdapter(TurnReport)
-_MOST = 1e11
+MOST_SECS = 1e11
 """The largest valid figure: in seconds since the epoch the year 5138."""
 _OLD_NAMES = {
     "order_reason": "routing_reason",
@@ -271,7 +271,7 @@ def figure(record: Mapping[str, Any], name: str) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{name}: not a number")
-    if not 0 <= value <= _MOST:
+    if not 0 <= value <= MOST_SECS:
         raise ValueError(f"{name}: negative, or too large")
     return float(value)
 
@@ -288,5 +288,5 @@ _FIGURES = {
 def _check_figures(report: TurnReport | AttemptReport, prefix: str) -> None:
     for name in _FIGURES[type(report)]:
         value = getattr(report, name)
-        if value is not None and not (0 <= value <= _MOST and math.isfinite(value)):
+        if value is not None and not (0 <= value <= MOST_SECS and math.isfinite(value)):
             raise ValueError(f"{prefix}{name}: negative, or too large")

@@ -13,6 +13,7 @@ from pipecat_hedge.policy import AfterSilence, HedgePolicy, TurnRule
 from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.analysis.comparison_rules import single_r
 from pipecat_hedge.tools.analysis.latency_files import Measured, Recorded, Unit
+from pipecat_hedge.tools.analysis.learned_delays import FEW, Day, compare_days
 from pipecat_hedge.tools.analysis.replay_policies import BLOCK, Draws, draws_of, replay
 from pipecat_hedge.tools.analysis.routes import Route, compare_routes
 from pipecat_hedge.tools.analysis.statistics import (
@@ -20,6 +21,7 @@ from pipecat_hedge.tools.analysis.statistics import (
     Floats,
     Independence,
     Interval,
+    Ints,
     independence_of,
     percentile,
     replay_intervals,
@@ -33,8 +35,6 @@ MAX_TURNS = 100_000
 """The most turns that are replayed."""
 MAX_REPEATS = 100
 """How often a file is replayed at most to get ``MIN_TURNS``."""
-FEW = 100
-"""A p99 needs at least this many turns."""
 LIGHT_TAIL = 4.0
 """A p99 below this many times the p50 is a light tail."""
 SLOW_TOGETHER = 0.3
@@ -190,6 +190,7 @@ class Sample:
         cut_short: By provider, requests that were cancelled; their latencies are estimated.
         others: Further providers in the files.
         is_prompt_only: Whether the price of an extra request counts only its prompt.
+        is_timed: Whether it is known when turns were asked.
         unit: As in ``Recorded``, like ``skipped`` and ``named_skips``.
     """
 
@@ -198,6 +199,7 @@ class Sample:
     cut_short: Mapping[str, int]
     others: tuple[str, ...]
     is_prompt_only: bool
+    is_timed: bool
     unit: Unit
     skipped: int
     named_skips: tuple[str, ...]
@@ -224,6 +226,7 @@ class Answer:
         independence: Whether slow turns cluster.
         policies: The result of each policy, ``no hedging`` first.
         routes: What each threshold of a complexity route gives, if the turns have its scores.
+        days: What a fixed delay does that was learned the day before, if turns have times.
     """
 
     choice: Choice
@@ -237,6 +240,7 @@ class Answer:
     independence: Independence
     policies: tuple[Outcome, ...]
     routes: tuple[Route, ...]
+    days: tuple[Day, ...]
 
     def outcome(self, name: str) -> Outcome:
         """Return the result of the policy of that name."""
@@ -264,14 +268,23 @@ def what_if(
     cost = _usd_of_a_request(question, recorded)
     first, second = _providers(recorded, question)
     least = min(question.min_turns, MAX_REPEATS * len(first.secs))
-    draws = draws_of(first, second, question.attempts, least, question.max_turns, question.seed)
+    draws = draws_of(
+        first,
+        second,
+        question.attempts,
+        least,
+        question.max_turns,
+        question.seed,
+        is_timed=recorded.asked_at is not None,
+    )
     first, second = draws.first, draws.second
     independence = independence_of(draws.filled, draws.pairs)
     policies = _compared(question, draws)
-    outcomes = list[Outcome]()
+    outcomes, turns = list[Outcome](), dict[str, tuple[Floats, Ints]]()
     for n, (name, policy) in enumerate(policies):
         progress(name, n / len(policies))
-        secs, least, extra, replaced = replay(policy, draws, recorded.usd_per_mtok)
+        secs, least, hedges, replaced = replay(policy, draws, recorded.usd_per_mtok)
+        extra, turns[name] = float(hedges.mean()), (secs, hedges)
         ascending, more, due = np.sort(secs), extra + replaced, question.due_secs
         waits = np.minimum(secs, NO_ANSWER_SECS)
         outcomes.append(
@@ -306,6 +319,7 @@ def what_if(
         independence,
         tuple(outcomes),
         compare_routes(recorded, question.seed),
+        compare_days(recorded, draws, turns, question.budgets, question.attempts),
     )
 
 
@@ -421,6 +435,7 @@ def _sample(recorded: Recorded, draws: Draws, question: Question) -> Sample:
         {name: number for name, number in cut_short.items() if number},
         tuple(name for name in recorded.providers if name not in names),
         question.usd_per_mtok is not None and recorded.lost_tokens is None,
+        recorded.asked_at is not None,
         recorded.unit,
         recorded.skipped,
         recorded.named_skips,

@@ -9,13 +9,13 @@ from typing import Any
 
 from rich.table import Table
 
-from pipecat_hedge.tools.analysis.latency_files import read_latencies
-from pipecat_hedge.tools.analysis.replay_policies import BLOCK
+from pipecat_hedge.tools.analysis.learned_delays import FEW, HELD, Day, OfDay
+from pipecat_hedge.tools.analysis.reading_options import add_reading_options, read_as_asked
+from pipecat_hedge.tools.analysis.replay_policies import BLOCK, NEAR
 from pipecat_hedge.tools.analysis.routes import Route
 from pipecat_hedge.tools.analysis.statistics import PERCENTILES
 from pipecat_hedge.tools.analysis.whatif import (
     BUDGETS,
-    FEW,
     MAX_TURNS,
     Answer,
     Outcome,
@@ -71,6 +71,8 @@ def show(answer: Answer, width: int | None = None) -> str:
         "",
         bullets(f"{caveat}." for caveat in caveats(answer)),
     ]
+    if answer.days:
+        parts += ["", *_days(answer.days)]
     if answer.routes:
         parts += ["", *_routes(answer.routes, names)]
     return text_of(parts, width)
@@ -133,6 +135,11 @@ def caveats(answer: Answer) -> Iterator[str]:
             f"{independence.slow_together:.0%} of the first one's slowest turns the second is slow "
             "as well"
         )
+    elif sample.is_timed:
+        yield (
+            f"a further request takes as long as one of the {2 * NEAR} that its provider was sent "
+            "at that time, so slow minutes are slow for both"
+        )
     elif independence.is_clustered:
         to_itself = answer.first == answer.second
         which = "the same provider" if to_itself else "a provider that is slow at the same times"
@@ -160,6 +167,36 @@ def caveats(answer: Answer) -> Iterator[str]:
         rest = f"; and {more} more" if more else ""
         lines = count(sample.skipped, "bad line")
         yield f"{lines} skipped: {'; '.join(sample.named_skips)}{rest}"
+
+
+def _days(days: Sequence[Day]) -> tuple[str, str, TextTable]:
+    """Format the days: whether the delay of the day before held, and a table."""
+    worst = max(days, key=lambda day: day.excess)
+    fixed, adaptive = worst.fixed, worst.adaptive
+    sent = f"{share(fixed.extra_requests)} more requests instead of {share(worst.budget)}"
+    if worst.excess <= HELD:
+        title = f"A fixed delay learned the day before holds: at most {sent}."
+    else:
+        title = (
+            f"A fixed delay learned on {worst.learned_on} does not fit {worst.name}: "
+            f"{fixed.policy} sends {sent}, with a p99 of {secs(fixed.p99)}. "
+            f"{adaptive.policy} sends {share(adaptive.extra_requests)}, with {secs(adaptive.p99)}."
+        )
+    columns: dict[str, Callable[[tuple[str, OfDay | None]], str]] = {"in order": lambda row: row[0]}
+    cells: dict[str, Callable[[OfDay], str]] = {
+        "p50": lambda of: secs(of.p50),
+        "p95": lambda of: secs(of.p95),
+        "p99": lambda of: secs(of.p99),
+        "max": lambda of: secs(of.max_secs),
+        "extra": lambda of: share(of.extra_requests),
+    }
+    for name, cell in cells.items():
+        columns[name] = lambda row, cell=cell: "" if row[1] is None else cell(row[1])
+    rows = list[tuple[str, OfDay | None]]()
+    for day in days:
+        rows.append((f"{day.name}, {count(day.turns, 'turn')}", None))
+        rows += [(f"  {of.policy}", of) for of in (day.none, day.fixed, day.adaptive)]
+    return title, "", _table(columns, rows, ("max", "p50"))
 
 
 def _routes(routes: Sequence[Route], names: Sequence[str]) -> tuple[str, TextTable]:
@@ -211,7 +248,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     secs: dict[str, Any] = {"type": float, "metavar": "SECS"}
     share: dict[str, Any] = {"type": float, "metavar": "SHARE"}
-    files = "turn logs, or CSV or JSONL with a column of latencies"
+    files = "turn logs, or CSV or JSONL with a column of latencies, and one of times if known"
     add("files", nargs="+", metavar="FILE", help=files)
     add("--first", metavar="NAME", help="the first provider (default: as in the files)")
     add("--second", metavar="NAME", help="the provider hedged to (default: the other one, if any)")
@@ -221,8 +258,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--deadline", **secs, help="the latest time of a first token")
     add("--slo", **secs, help="compare adaptive policies with this SLO as their target, too")
     add("--min-saving", default=0.15, **secs, help="least saving of a request (default 0.15)")
-    add("--unit", choices=("s", "ms"), help="of columns not named _secs or _ms (default s)")
-    add("--column", action="append", metavar="NAME", help="of latencies; one per provider")
+    add_reading_options(parser)
     add("--prompt-tokens", type=float, metavar="N", help="tokens of a prompt, to count dollars")
     price = "US dollars per million tokens of prompt and answer"
     add("--usd-per-mtok", type=float, nargs=2, metavar=("IN", "OUT"), help=price)
@@ -251,7 +287,7 @@ def run(args: argparse.Namespace) -> int:
         max_turns=args.turns,
         seed=args.seed,
     )
-    recorded = read_latencies(args.files, unit=args.unit, columns=args.column or ())
+    recorded = read_as_asked(args.files, args)
     with progress_bar() as bar:
         task = bar.add_task("", total=1.0)
         answer = what_if(

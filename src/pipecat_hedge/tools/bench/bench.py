@@ -14,12 +14,14 @@ import math
 import random
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
+import numpy as np
 from loguru import logger
 from pipecat.pipeline.llm_switcher import LLMSwitcher
 from pipecat.pipeline.service_switcher import ServiceSwitcherStrategyFailover
@@ -32,6 +34,7 @@ from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, ProviderStats
 from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.telemetry import PrometheusRecorder
 from pipecat_hedge.testing import Say, ScriptedLLMService, Step, Wait
+from pipecat_hedge.tools.analysis import add_reading_options, draws_of, read_as_asked
 from pipecat_hedge.tools.bench.percentiles import percentile
 from pipecat_hedge.tools.bench.timed_pipeline import TimedPipeline
 from pipecat_hedge.tools.formatting import (
@@ -51,7 +54,12 @@ PROFILES = {
 }
 """The hosted provider's name and its simulated model. No SDK retries an in-band error."""
 LOCAL = "qwen3.8-27b-local"
+ATTEMPTS = 4
+"""So many latencies are drawn for a turn of a trace; further requests have the last one's."""
 ANSWER = "Yes, we are open until nine. Do come by!"
+TRACED = "fixed?tps=80"
+"""The hosted provider whose latencies are those of a trace."""
+QUESTION = "Are you open?"
 GIVE_UP_SECS = 60.0
 STAGGER_SECS = 4.0
 """Calls begin within this time: all at once would block the event loop for a second."""
@@ -123,8 +131,12 @@ class Compared:
     wasted_tokens: float
 
 
-def _openai(url: str, model: str, answer: str) -> Make:
-    model = f"{model}{'&' if '?' in model else '?'}answer={quote(answer)}"
+def _model(name: str, arrangement: str) -> str:
+    """Return a model's name with the answer that identifies the arrangement in the ledger."""
+    return f"{name}{'&' if '?' in name else '?'}answer={quote(_answer(arrangement))}"
+
+
+def _openai(url: str, model: str) -> Make:
     settings = OpenAILLMService.Settings(model=model)
     return lambda: OpenAILLMService(api_key="any", base_url=url, settings=settings)
 
@@ -134,28 +146,46 @@ def _answer(arrangement: str) -> str:
     return f"{ANSWER} {list(ARRANGEMENTS).index(arrangement)}"
 
 
+def _trace(file: str, args: argparse.Namespace) -> list[list[float]]:
+    """Return the seconds of each turn's first and further requests; failed ones are left out."""
+    recorded = read_as_asked([file], args)
+    measured, count = next(iter(recorded.providers.values())), recorded.turns
+    if not measured.answers:
+        raise ConfigurationError(f"--trace {file}: no request of {measured.name} was answered")
+    provider = measured.only(np.flatnonzero(~measured.failed))
+    is_timed = recorded.asked_at is not None
+    drawn = draws_of(provider, provider, ATTEMPTS, 1, count, args.seed, is_timed=is_timed)
+    rows = np.linspace(0, len(drawn.secs) - 1, min(args.turns, len(drawn.secs)))
+    return [drawn.secs[row] for row in rows.astype(int)]
+
+
 async def _compare(
-    profile: str, sim: SimulatorProcess, turns: int, calls: int, tick: Callable[[], None]
+    profile: str,
+    hosted: str,
+    questions: Sequence[str],
+    sim: SimulatorProcess,
+    calls: int,
+    tick: Callable[[], None],
 ) -> list[Compared]:
     """Run every arrangement concurrently with one hosted provider."""
     rng = random.Random(1)
     waits: dict[str, list[float]] = {name: [] for name in ARRANGEMENTS}
 
-    async def call(name: str, llm: FrameProcessor, delay_secs: float) -> None:
+    async def call(name: str, llm: FrameProcessor, turns: Iterator[str], delay_secs: float) -> None:
         await asyncio.sleep(delay_secs)
         async with _running(llm) as pipeline:
-            for _ in range(turns // calls):
-                waits[name].append((await pipeline.turn("Are you open?", GIVE_UP_SECS)).ttft_secs)
+            for question in turns:
+                waits[name].append((await pipeline.turn(question, GIVE_UP_SECS)).ttft_secs)
                 tick()
 
     async with asyncio.TaskGroup() as group:
         for name, build in ARRANGEMENTS.items():
-            hosted = _openai(sim.openai_url, PROFILES[profile], _answer(name))
-            local = _openai(sim.openai_url, LOCAL, _answer(name))
-            stats = ProviderStats()
+            first = _openai(sim.openai_url, _model(hosted, name))
+            local = _openai(sim.openai_url, _model(LOCAL, name))
+            stats, turns = ProviderStats(), iter(questions)
             for _ in range(calls):
-                llm = build(hosted, local, stats)
-                group.create_task(call(name, llm, rng.uniform(0, STAGGER_SECS)))
+                llm = build(first, local, stats)
+                group.create_task(call(name, llm, turns, rng.uniform(0, STAGGER_SECS)))
     requests = await asyncio.to_thread(sim.ledger, wait_secs=5)
     return [_compared(profile, name, waits[name], requests["requests"]) for name in ARRANGEMENTS]
 
@@ -323,6 +353,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         choices=list(PROFILES),
         help=f"one hosted provider; repeatable: {'; '.join(PROFILES).replace('%', '%%')}",
     )
+    trace = "a hosted provider with these latencies, in the order of their times; repeatable"
+    parser.add_argument("--trace", action="append", default=[], metavar="FILE", help=trace)
+    add_reading_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
@@ -337,14 +370,20 @@ def run(args: argparse.Namespace) -> int:
             "--turns must be at least --calls, and --calls and --rounds at least 1"
         )
     logger.remove()  # failing requests are expected
+    profiles = args.profile or ([] if args.trace else PROFILES)
+    traces = {file: _trace(file, args) for file in args.trace}
     compared: list[Compared] = []
     with SimulatorProcess(seed=args.seed) as sim, progress_bar() as bar:
-        for profile in args.profile or PROFILES:
-            task = bar.add_task(profile, total=len(ARRANGEMENTS) * args.turns)
+        for profile in (*profiles, *traces):
+            hosted, questions = PROFILES.get(profile, TRACED), [QUESTION] * args.turns
+            if trace := traces.get(profile):
+                questions = [f"?turn={number}" for number in range(len(trace))]
+                for name in ARRANGEMENTS:
+                    sim.set_conditions(_model(TRACED, name), trace=trace)
+            task = bar.add_task(profile, total=len(ARRANGEMENTS) * len(questions))
             sim.clear_ledger()
-            compared += asyncio.run(
-                _compare(profile, sim, args.turns, args.calls, lambda task=task: bar.advance(task))
-            )
+            tick = partial(bar.advance, task)
+            compared += asyncio.run(_compare(profile, hosted, questions, sim, args.calls, tick))
     costs = asyncio.run(measure_costs(args.rounds))
     if args.json:
         kept = {name: getattr(args, name) for name in ("turns", "calls", "rounds", "seed")}

@@ -73,6 +73,11 @@ _Secs = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0)]
 _Text = Annotated[str, StringConstraints(pattern=r"\S")]
 _Object = Annotated[dict[str, Any], BeforeValidator(_parsed_json)]
+_Trace = Annotated[
+    tuple[Annotated[tuple[_Secs, ...], Field(min_length=1)], ...],
+    Field(min_length=1),
+    BeforeValidator(_parsed_json),
+]
 _Fault = Annotated[Fault, BeforeValidator(_fault)]
 
 
@@ -108,6 +113,14 @@ class Behaviour(BaseModel):
     tool: _Text | None = _key(None, "the name of a tool to call, not blank")
     args: _Object | None = _key(None, "a JSON object, the arguments of that call")
     region: _Text | None = _key(None, "the region that conditions can be set for, not blank")
+    trace: _Trace | None = _key(
+        None,
+        "a JSON list of turns, each a list of seconds to the first tokens of its requests (further "
+        "ones have the last)",
+    )
+    turn: _Count | None = _key(
+        None, "the request's turn in the trace, a whole number, 0 or more (default: the next one)"
+    )
     slow: float = _key(
         1.0, "a factor on all times of the answer, more than 0", gt=0, allow_inf_nan=False
     )

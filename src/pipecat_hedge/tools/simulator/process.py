@@ -8,6 +8,7 @@ import tempfile
 import urllib.error
 import urllib.request
 from typing import Any, Self
+from urllib.parse import urlencode
 
 from pipecat_hedge import HedgeError
 from pipecat_hedge.tools.simulator.server import ProviderUrls
@@ -95,10 +96,11 @@ class SimulatorProcess(ProviderUrls):
         """Delete the ended requests."""
         self._call("/ledger", method="DELETE")
 
-    def set_conditions(self, **conditions: Any) -> None:
-        """Change how all requests are served from now on, regardless of their model names.
+    def set_conditions(self, model: str = "", **conditions: Any) -> None:
+        """Change how requests are served from now on, regardless of their model names.
 
         Args:
+            model: The name of the model whose requests they are; empty for all models.
             **conditions: A model's keys, such as ``fault="hang"``, ``slow=5``; and ``capacity``.
                 They replace the previous conditions.
 
@@ -106,7 +108,8 @@ class SimulatorProcess(ProviderUrls):
             ValueError: If one of them is unknown; with the simulator's message.
         """
         try:
-            self._call("/simulator/conditions", body=json.dumps(conditions).encode())
+            path = f"/simulator/conditions?{urlencode({'model': model})}"
+            self._call(path, body=json.dumps(conditions).encode())
         except urllib.error.HTTPError as error:
             with error:
                 raise ValueError(json.load(error)["error"]["message"]) from None

@@ -356,11 +356,26 @@ class Simulator(ProviderUrls):
             behaviour = behaviour.model_copy(update=self._overrides.get(name, {}))
         return behaviour
 
+    def _traced(self, behaviour: Behaviour, model: str) -> Behaviour:
+        """Return the behaviour with the latency that the request has in its trace, if any."""
+        if behaviour.trace is None:
+            return behaviour
+        turn, number = behaviour.turn, 0
+        if turn is None:
+            turn = self._next(f"{model} in its trace")
+        else:
+            number = self._next(f"{model} in turn {turn}")
+        secs = behaviour.trace[turn % len(behaviour.trace)]
+        return behaviour.model_copy(update={"ttft": secs[min(number, len(secs) - 1)]})
+
+    def _next(self, name: str) -> int:
+        number = self._requests[name]
+        self._requests[name] += 1
+        return number
+
     def _rng(self, model: str) -> random.Random:
         """Return the random numbers of a model's next request or utterance."""
-        number = self._requests[model]
-        self._requests[model] += 1
-        return random.Random(f"{self._seed} {model} {number}")
+        return random.Random(f"{self._seed} {model} {self._next(model)}")
 
     async def _serve(self, exchange: Exchange) -> web.StreamResponse:
         task = asyncio.current_task()
@@ -409,7 +424,7 @@ class Simulator(ProviderUrls):
         entry.stream, entry.prompt_tokens = prompt.stream, prompt.input_tokens
         rng = self._rng(entry.model)
         async with self._capacity:
-            behaviour = self._in_conditions(behaviour, entry.model)
+            behaviour = self._traced(self._in_conditions(behaviour, entry.model), entry.model)
             planned = plan(behaviour, prompt, rng)
             entry.fault = planned.fault.name if planned.fault else None
             self.ledger.announce()
