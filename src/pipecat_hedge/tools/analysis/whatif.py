@@ -16,6 +16,7 @@ from pipecat_hedge.tools.analysis.latency_files import Measured, Recorded, Unit
 from pipecat_hedge.tools.analysis.replay_policies import BLOCK, Draws, draws_of, replay
 from pipecat_hedge.tools.analysis.routes import Route, compare_routes
 from pipecat_hedge.tools.analysis.statistics import (
+    FEW,
     PERCENTILES,
     Floats,
     Independence,
@@ -33,8 +34,6 @@ MAX_TURNS = 100_000
 """The most turns that are replayed."""
 MAX_REPEATS = 100
 """How often a file is replayed at most to get ``MIN_TURNS``."""
-FEW = 100
-"""A p99 needs at least this many turns."""
 LIGHT_TAIL = 4.0
 """A p99 below this many times the p50 is a light tail."""
 SLOW_TOGETHER = 0.3

@@ -12,10 +12,9 @@ from rich.table import Table
 from pipecat_hedge.tools.analysis.latency_files import read_latencies
 from pipecat_hedge.tools.analysis.replay_policies import BLOCK
 from pipecat_hedge.tools.analysis.routes import Route
-from pipecat_hedge.tools.analysis.statistics import PERCENTILES
+from pipecat_hedge.tools.analysis.statistics import FEW, PERCENTILES
 from pipecat_hedge.tools.analysis.whatif import (
     BUDGETS,
-    FEW,
     MAX_TURNS,
     Answer,
     Outcome,
