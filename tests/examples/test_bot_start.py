@@ -67,7 +67,7 @@ def test_help_needs_no_port(taken: int) -> None:
 
 
 def test_a_bot_without_keys_names_them_all_before_it_starts() -> None:
-    keys = {key: "" for key in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "CARTESIA_API_KEY")}
+    keys = dict.fromkeys(("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "CARTESIA_API_KEY"), "")
     ended = subprocess.run(
         [sys.executable, "examples/hedged_bot.py"],
         cwd=ROOT,
