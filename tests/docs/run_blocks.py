@@ -20,6 +20,8 @@ from pipecat.processors.frame_processor import FrameProcessor
 
 from tests.docs.pages import PAGES, README, Block
 
+OPTIONAL = ("livekit",)
+"""Of others' packages, which need not be there."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -61,6 +63,9 @@ def main() -> None:
             output = run(*block.with_those_before)
             if block == example:
                 printed.append(output)
+        except ModuleNotFoundError as error:
+            if error.name not in OPTIONAL:
+                failed.append(f"{block}\n{error}")
         except Exception:
             failed.append(f"{block}\n{traceback.format_exc(limit=-2)}")
     (change,) = re.findall(r'^Then write `(model=".*?")`', README.text, re.M)
