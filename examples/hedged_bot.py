@@ -8,15 +8,25 @@
 # [tool.uv.sources]
 # pipecat-hedge = { path = "..", editable = true } # until the package is published
 # ///
-"""A voice bot on your own keys that races two LLM providers. Run it with `uv run`, open the page.
+"""A voice bot on your own keys that races two LLM providers. Open the page that it prints.
 
-Keys, in the environment or in `.env`: ANTHROPIC_API_KEY, OPENAI_API_KEY, DEEPGRAM_API_KEY,
-CARTESIA_API_KEY. Without keys, `make bot` runs the offline example in `voice_bot`.
+    uv run examples/hedged_bot.py
+
+Keys are read from the environment or from `.env`. Without keys, `make bot` runs the offline example
+in `voice_bot`.
 """
 
 import os
+import sys
 
 from dotenv import load_dotenv
+
+if __name__ == "__main__":  # the services are imported only when they can be used
+    load_dotenv()
+    keys = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "DEEPGRAM_API_KEY", "CARTESIA_API_KEY")
+    if missing := [key for key in keys if not os.environ.get(key)]:
+        sys.exit(f"hedged_bot: set {', '.join(missing)}, in the environment or in .env")
+
 from loguru import logger
 from pipecat.audio.vad.silero import SileroVADAnalyzer
 from pipecat.frames.frames import LLMRunFrame
@@ -39,7 +49,6 @@ from pipecat.workers.runner import WorkerRunner
 
 from pipecat_hedge import FillerProcessor, HedgedLLMService, HedgePolicy, Provider
 
-load_dotenv()
 INSTRUCTIONS = "You are a friendly assistant on the telephone. Answer in one to three sentences."
 
 

@@ -2,12 +2,15 @@
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
+from typing import NoReturn
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             module = _import_quietly(f"pipecat_hedge.tools.{command.module}")
             module.configure(parsers[name])
             parsers[name].set_defaults(run=module.run)
-        args = top.parse_args(arguments)
+        args, unknown = top.parse_known_args(arguments)
+        if unknown:
+            _refuse(parsers.get(name, top), unknown)
         return _run(args)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
@@ -113,6 +118,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the output's reader has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
+    """Exit with the command's usage, the unknown arguments, and the options that may be meant."""
+    options = re.findall(r"--[a-z][\w-]*", parser.format_usage())
+    words = [word.partition("=")[0] for word in unknown]
+    close = [option for word in words for option in get_close_matches(word, options, 1, 0.75)]
+    hint = f" (did you mean {', '.join(close)}?)" if close else ""
+    parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
 def _run(args: argparse.Namespace) -> int:

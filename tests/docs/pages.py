@@ -11,6 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
+_PLACES = {"first block": 0, "second block": 1}
+_AFTER = re.compile(rf"# after the (block above|{'|'.join(_PLACES)})(?: of ([\w-]+\.md))?\b")
 _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -29,21 +31,20 @@ class Block:
 
     @cached_property
     def tree(self) -> ast.Module:
-        """The block, parsed; it may await at its top level."""
-        return compile(
-            self.code, str(self), "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-        )
+        """The block, parsed."""
+        return ast.parse(self.code, str(self))
 
     @property
-    def is_excerpt(self) -> bool:
-        """Whether something is left out of it, as `...` says: it cannot run."""
-        nodes = ast.walk(self.tree)
-        return any(isinstance(node, ast.Constant) and node.value is ... for node in nodes)
-
-    @property
-    def is_program(self) -> bool:
-        """Whether it is complete: it runs as a file of its own."""
-        return "asyncio.run(" in self.code
+    def with_those_before(self) -> list[Block]:
+        """It, after the blocks that its first line says it needs."""
+        named = _AFTER.match(self.code)
+        if named is None:
+            return [self]
+        which, name = named.groups()
+        page = doc(name) if name else Page(ROOT / self.page)
+        blocks = list(page.blocks("python"))
+        place = _PLACES[which] if which in _PLACES else blocks.index(self) - 1
+        return [*blocks[place].with_those_before, self]
 
 
 @dataclass(frozen=True)

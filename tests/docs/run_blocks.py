@@ -1,15 +1,11 @@
-"""Runs the documentation's Python in a process of its own: some of it starts servers and exporters.
+"""Runs each block of the documentation's Python alone, or after those it names.
 
-The blocks of a page share their names, and begin with the package's public names and with what the
-sentences call ``llm``. A program begins with nothing, as an empty file does.
+It is a process of its own: some blocks start servers and exporters. No block reaches the network.
 """
 
 from __future__ import annotations
 
-import ast
-import asyncio
 import contextlib
-import inspect
 import io
 import json
 import os
@@ -17,60 +13,66 @@ import re
 import sys
 import traceback
 import urllib.request
+from dataclasses import replace
 from typing import Any
 
-import pipecat_hedge
-from pipecat_hedge.testing import Say, ScriptedLLMService
-from tests.docs.pages import PAGES, README, Block, Page
+from pipecat.processors.frame_processor import FrameProcessor
+
+from tests.docs.pages import PAGES, README, Block
+
+OPTIONAL = ("livekit",)
+"""Of others' packages, which need not be there."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def begin() -> dict[str, Any]:
-    """The names that a page begins with."""
-    names = {name: getattr(pipecat_hedge, name) for name in pipecat_hedge.__all__}
-    members = [ScriptedLLMService([Say("Hello.")], model=model) for model in ("first", "second")]
-    return {**names, "llm": pipecat_hedge.HedgedLLMService(members)}
+class Transport:
+    """Stands for a bot's transport, which opens microphones or waits for a caller."""
+
+    def input(self) -> FrameProcessor:
+        return FrameProcessor()
+
+    output = input
 
 
-async def run(block: Block, names: dict[str, Any]) -> None:
-    """Run a block."""
-    code = re.sub(r"(start_http_server)\(\d+\)", r"\1(0)", block.code)  # the port may be taken
-    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    result = eval(compile(code, str(block), "exec", flags, dont_inherit=True), names)
-    if inspect.isawaitable(result):
-        await result
+def refuse_network(event: str, arguments: tuple[Any, ...]) -> None:
+    """An audit hook: refuse connections that leave this machine."""
+    if event == "socket.connect" and (address := arguments[1])[0] not in LOOPBACK:
+        raise PermissionError(f"a block connects to {address}")
 
 
-async def run_page(page: Page) -> list[str]:
-    """Run the blocks of a page that are neither excerpts nor programs; returns what went wrong."""
-    failed: list[str] = []
-    names = begin()
-    for block in page.blocks("python"):
-        if not block.is_excerpt and not block.is_program:
-            try:
-                await run(block, names)
-            except Exception:
-                failed.append(f"{block}\n{traceback.format_exc(limit=-2)}")
-    return failed
-
-
-def run_program(code: str) -> str:
-    """Run a program, and return what it prints."""
-    compiled = compile(code, "program", "exec", dont_inherit=True)
+def run(*blocks: Block) -> str:
+    """Run blocks one after the other, as one file; returns what is printed."""
+    names: dict[str, Any] = {"__name__": "__main__"}
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(compiled, {"__name__": "__main__"})
+        for block in blocks:
+            code = re.sub(r"(start_http_server)\(\d+\)", r"\1(0)", block.code)  # it may be taken
+            exec(compile(code, str(block), "exec", dont_inherit=True), names)
+        if "def bot(transport, stt, tts)" in blocks[-1].code:
+            names["bot"](Transport(), FrameProcessor(), FrameProcessor())
     return printed.getvalue()
 
 
 def main() -> None:
-    """Run everything, and print what went wrong and what the programs have printed."""
-    failed = [each for page in PAGES for each in asyncio.run(run_page(page))]
-    programs = [b.code for page in PAGES for b in page.blocks("python") if b.is_program]
+    """Run everything, and print what went wrong and what README's example has printed."""
+    sys.addaudithook(refuse_network)
+    failed: list[str] = []
+    printed: list[str] = []
+    example = next(README.blocks("python"))
+    for block in (block for page in PAGES for block in page.blocks("python")):
+        try:
+            output = run(*block.with_those_before)
+            if block == example:
+                printed.append(output)
+        except ModuleNotFoundError as error:
+            if error.name not in OPTIONAL:
+                failed.append(f"{block}\n{error}")
+        except Exception:
+            failed.append(f"{block}\n{traceback.format_exc(limit=-2)}")
     (change,) = re.findall(r'^Then write `(model=".*?")`', README.text, re.M)
-    programs.append(re.sub(r'model="[\w.-]+"', change, programs[0]))  # README suggests it
-    printed = [run_program(program) for program in programs]
+    printed.append(run(replace(example, code=re.sub(r'model="[\w.-]+"', change, example.code))))
     simulator = os.environ["ANTHROPIC_BASE_URL"]
     urllib.request.urlopen(f"{simulator}/simulator/conditions", b'{"fault": "529"}').close()
-    printed.append(run_program(programs[0]))
+    printed.append(run(example))
     print(json.dumps({"failed": failed, "printed": printed}), flush=True)
     os._exit(0)  # exporters would look for a collector
 

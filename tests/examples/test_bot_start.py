@@ -64,3 +64,20 @@ def test_help_needs_no_port(taken: int) -> None:
     ended = start("--help", "--port", str(taken))
     assert ended.returncode == 0
     assert "--loopback-only" in ended.stdout
+
+
+def test_a_bot_without_keys_names_them_all_before_it_starts() -> None:
+    keys = dict.fromkeys(("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "CARTESIA_API_KEY"), "")
+    ended = subprocess.run(
+        [sys.executable, "examples/hedged_bot.py"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHON_DOTENV_DISABLED": "1", "DEEPGRAM_API_KEY": "any"} | keys,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "hedged_bot: set ANTHROPIC_API_KEY, OPENAI_API_KEY, CARTESIA_API_KEY, "
+        "in the environment or in .env\n"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from itertools import groupby
@@ -30,6 +31,8 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_every_arrangement_is_compared_and_costed() -> None:
     found = bench("--turns", "8", "--calls", "4", "--profile", "gpt-4.1", "--rounds", "3", "--json")
     assert found.returncode == 0, found.stderr
+    assert re.search(r"^gpt-4.1: 50 %$", found.stderr, re.M)
+    assert re.search(r"^processor time: 100 %$", found.stderr, re.M)
     kept = json.loads(found.stdout)
     rows = {row["arrangement"]: row for row in kept["compared"]}
     assert list(rows) == list(ARRANGEMENTS)

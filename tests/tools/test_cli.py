@@ -72,6 +72,31 @@ def test_a_missing_extra_is_named(command: str, missing: str, extra: str) -> Non
     assert "Traceback" not in found.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "unknown"),
+    [
+        ("simulate --prot 1", "--prot 1 (did you mean --port?)"),
+        ("replay a.wav --run 1 --nosuch", "--nosuch"),
+        ("whatif a.csv --nosuch", "--nosuch"),
+        ("report a.jsonl --agianst=b", "--agianst=b (did you mean --against?)"),
+        ("compare a.jsonl --nosuch", "--nosuch"),
+        ("top --evry 1", "--evry (did you mean --every?)"),
+        ("stats export --nosuch", "--nosuch"),
+        ("proxy --chekc", "--chekc (did you mean --check?)"),
+        ("bench --turn 1 --nosuch", "--nosuch"),
+        ("drill hang --varients best", "--varients best (did you mean --variants?)"),
+    ],
+)
+def test_an_unknown_option_is_named_below_its_commands_usage(
+    ran: Callable[..., Ran], arguments: str, unknown: str
+) -> None:
+    command = arguments.partition(" ")[0]
+    status, out, err = ran(*arguments.split())
+    assert (status, out) == (2, "")
+    assert err.startswith(f"usage: pipecat-hedge {command} ")
+    assert err.endswith(f"pipecat-hedge {command}: error: unrecognized arguments: {unknown}\n")
+
+
 def test_a_missing_module_of_its_own_is_a_defect() -> None:
     module = "pipecat_hedge.tools.analysis.report_command"
     found = main("report", "--help", before=f"sys.modules[{module!r}] = None")

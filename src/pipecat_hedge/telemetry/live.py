@@ -68,7 +68,7 @@ class LiveFeed:
         feed = LiveFeed()
         feed.watch(llm, latency)                # in each session
 
-        @app.get(LIVE_PATH)                     # FastAPI; docs/slo.md shows other servers
+        @app.get(LIVE_PATH)                     # FastAPI; docs/top.md shows other servers
         async def live(after: int = 0):
             return feed.snapshot(after)
     """

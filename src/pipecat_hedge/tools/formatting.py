@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from typing import TYPE_CHECKING, Any
@@ -163,6 +164,29 @@ def progress_bar() -> Progress:
         transient=True,
         disable=not errors.is_terminal,
     )
+
+
+def follow(bar: Progress, what: str, total: float) -> Callable[[], None]:
+    """Begin a task of minutes, and return what advances it by one.
+
+    Without a terminal its beginning and each tenth of it are a line on standard error.
+    """
+    task = bar.add_task(what, total=total)
+    told = 0
+
+    def tell() -> None:
+        if bar.disable:
+            print(f"{what}: {10 * told} %", file=sys.stderr, flush=True)
+
+    def advance() -> None:
+        nonlocal told
+        bar.advance(task)
+        if (tenths := int(bar.tasks[-1].percentage // 10)) > told:
+            told = tenths
+            tell()
+
+    tell()
+    return advance
 
 
 def print_json(result: Any, **more: Any) -> None:

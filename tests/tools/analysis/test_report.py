@@ -87,6 +87,14 @@ def test_a_stretch_must_be_more_than_chance(bad: list[bool], found: list[tuple[i
     assert bad_stretches(bad) == found
 
 
+def test_a_p99_needs_a_hundred_waits() -> None:
+    """Below, it would be the longest wait by another name."""
+    few, enough = (report_of(log_of(*[turn()] * n), replay=False) for n in (99, 100))
+    assert few.all_turns.ttft.p99 is None
+    assert re.search(r"all callers +99 +500 ms +500 ms +– +500 ms\n", summary_of(few, width=80))
+    assert enough.all_turns.ttft.p99 == enough.all_turns.ttft.longest
+
+
 def test_interrupted_turns_count_as_longer_waits() -> None:
     """Of 300 turns 100 are given up after 8 s in silence: the p95 is not that of the others."""
     gone = attempt(ttft=None, ended=8.0, outcome="interrupted")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -117,6 +118,10 @@ def test_a_worker_that_fails_is_an_error():
 def test_the_command_prints_figures_as_json(capsys: pytest.CaptureFixture[str]):
     arguments = ["--processes", "1", "--sessions", "4", "--think", "0.5", "--pace", "0.05"]
     assert cli.main(["drill", "calm", *arguments, "--variants", "bare", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["figures"]
+    out, err = capsys.readouterr()
+    (row,) = json.loads(out)["figures"]
     assert (row["drill"], row["variant"], row["lost"]) == ("calm", "bare", 0)
     assert row["turns"] > 0
+    told = re.findall(r"^calm, bare: (\d+) %$", err, re.M)  # in a pipe, instead of a bar
+    assert told[0] == "0"
+    assert len(told) > 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from pipecat_hedge import HedgePolicy
 from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.proxy.settings import read_settings
+from tests.tools.conftest import Ran
 
 SMALL = """
 [models.claude]
@@ -51,7 +54,9 @@ def test_small_file_has_defaults(tmp_path: Path) -> None:
         (SMALL.replace('bedrock", k', 'direct", k'), "two have the same name"),
         (SMALL.replace(', region = "eu-central-1"', ""), "region is missing"),
         (SMALL.replace('model = "claude-haiku-4-5"', 'model = "m", key_env = "NO_SUCH"'), "export"),
-        (SMALL.replace("upstreams", "upstream"), "models.claude.upstreams: Field required"),
+        (SMALL.replace("upstreams", "upstream"), "upstream is no setting: did you mean upstreams?"),
+        (SMALL.replace("policy", "polcy"), "models.claude: polcy is no setting: did you mean pol"),
+        (SMALL + '"{x}" = 1', "{x} is no setting: there are wire, upstreams, policy, continue, "),
         ('listen = "0.0.0.0:80"\n' + SMALL, "anyone could spend"),
         ('listen = "80"\n' + SMALL + KEY, "listen must be host:port"),
         (SMALL + KEY + KEY, "keys: two have the same name"),
@@ -63,6 +68,27 @@ def test_invalid_settings_name_their_remedy(tmp_path: Path, text: str, message: 
     with pytest.raises(ConfigurationError) as rejected:
         read(tmp_path, text)
     assert message in str(rejected.value)
+
+
+def test_a_mistyped_name_is_found_without_the_keys(tmp_path: Path) -> None:
+    """Of an upstream behind one whose key is not set."""
+    text = SMALL.replace('haiku-4-5"', 'haiku-4-5", key_env = "NO_SUCH"')
+    text = text.replace("region =", "regoin =")
+    with pytest.raises(
+        ConfigurationError, match=r"\[1\]: regoin is no setting: did you mean region"
+    ):
+        read(tmp_path, text)
+
+
+@pytest.mark.parametrize("options", [["--check"], []])
+def test_a_clouds_missing_package_is_one_line_with_the_remedy(
+    tmp_path: Path, ran: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "botocore", None)
+    path = tmp_path / "hedge.toml"
+    path.write_text(SMALL)
+    line = "upstream 'bedrock' needs botocore: pip install \"anthropic[bedrock]\""
+    assert ran("proxy", path, *options) == (2, "", f"pipecat-hedge proxy: {line}\n")
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:

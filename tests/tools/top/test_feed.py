@@ -142,7 +142,7 @@ def test_a_changed_turn_is_not_new() -> None:
 )
 def test_a_bad_answer_is_rejected_whole(body: str, where: str) -> None:
     (bot,) = fleet_of(answer()).bots
-    with pytest.raises(FeedError, match=rf"no feed of turns \({where}: .*see docs/slo.md"):
+    with pytest.raises(FeedError, match=rf"no feed of turns \({where}: .*see docs/top.md"):
         bot.take(body)
     with pytest.raises(FeedError, match="use the same release"):
         bot.take(answer(version=2))
@@ -233,6 +233,6 @@ async def test_a_bad_answer_concerns_one_bot_only(monkeypatch: pytest.MonkeyPatc
     assert (len(fleet.turns()), fleet.bots[0].after) == (200, 200)
     assert errors == {
         f"{url}bad": "no feed of turns",
-        f"{url}endless": "its answer is larger than 300,000 bytes: see docs/slo.md",
-        f"{url}no/feed": "status 404, no feed at this path: see docs/slo.md",
+        f"{url}endless": "its answer is larger than 300,000 bytes: see docs/top.md",
+        f"{url}no/feed": "status 404, no feed at this path: see docs/top.md",
     }

@@ -55,6 +55,18 @@ def test_it_fits(width: int, height: int) -> None:
     assert ("attempts" in text, "winner" in text) == (width > 60, width <= 60)
 
 
+def test_no_part_of_the_headline_is_cut_at_80_columns() -> None:
+    fleet = fleet_of(answer(turns=[turn(1)], name="a-restaurant-with-a-long-name"))
+    rows = drawn(fleet, 80, 24)
+    assert rows[0] == "top  a-restaurant-with-a-long-name · 1 call · 1 turns in 5 min · 0% hedged"
+    assert rows[1] == "     first token p50 400 ms, p95 400 ms"
+
+
+def test_a_proxys_turns_have_no_column_of_voices() -> None:
+    silent = "\n".join(drawn(fleet_of(answer(turns=[turn(1, voice_to_voice_secs=None)])), 80, 24))
+    assert "voice" not in silent.replace("voice to voice", "")
+
+
 def test_everything_is_shown() -> None:
     """SLOs, providers, the budget and turns, the latest first."""
     text = "\n".join(drawn(fleet_of(BUSY), 140, 80))
@@ -99,7 +111,7 @@ def test_a_bot_that_is_away_is_named() -> None:
     fleet = fleet_of(answer("p"), answer("q"))
     fleet.bots[1].lose("connection refused", NOW - 12)
     text = "\n".join(drawn(fleet, 120, 30))
-    assert "http://bot2 is away for 12 s: connection refused; reconnecting" in text
+    assert "http://bot2 is away for 12 s; reconnecting\n  connection refused\n" in text
     assert "1 of 2 bots" in text
     assert drawn(Fleet(["http://bot"]), 80, 24)[1] == "http://bot: connecting"
 

@@ -16,12 +16,10 @@ from pipecat_hedge.race import AttemptReport, SpeechReport, TranscriptReport
 from pipecat_hedge.tools.analysis.incidents import Incident, attempt_waits, incidents_of
 from pipecat_hedge.tools.analysis.latency_files import recorded_from
 from pipecat_hedge.tools.analysis.slow_turns import SlowTurn, slowest_turns
-from pipecat_hedge.tools.analysis.statistics import Bootstrap, Floats, Interval, Waits
+from pipecat_hedge.tools.analysis.statistics import FEW, Bootstrap, Floats, Interval, Waits
 from pipecat_hedge.tools.analysis.turn_log import Log, LoggedTurn, ReadingError
 from pipecat_hedge.tools.analysis.whatif import Answer, Question, what_if
 
-FEW = 100
-"""Fewer turns get a caveat."""
 P99_TURNS = 500
 """From this many turns on the p99 shows the effect of hedging."""
 BUDGETS = (0.05, 0.1, 0.25)

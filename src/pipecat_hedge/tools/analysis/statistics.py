@@ -21,6 +21,8 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
+FEW = 100
+"""Of fewer values the p99 is the greatest one."""
 RESAMPLES = 200
 BLOCK = 10
 """The least length of a block."""
@@ -90,7 +92,7 @@ class Waits:
         cut_short: Waits that were cut short.
         p50: The median.
         p95: The 95th percentile.
-        p99: The 99th percentile.
+        p99: The 99th percentile; None for fewer than 100 waits, of which it is the longest.
         longest: The longest wait.
     """
 
@@ -116,7 +118,7 @@ class Waits:
         longest = Quantile(max(*whole, *cut, 0.0), is_cut)
         if not whole:
             least = Quantile(float(np.median(cut)), at_least=True)
-            return cls(0, len(cut), least, least, least, longest)
+            return cls(0, len(cut), least, least, least if len(cut) >= FEW else None, longest)
         secs = np.array([*whole, *cut])
         curve, _ = kaplan_meier(secs, np.arange(len(secs)) >= len(whole))
 
@@ -124,8 +126,8 @@ class Waits:
             found = curve.quantile(p)
             return longest if found > max(whole) else Quantile(found)
 
-        p50, p95, p99 = (quantile(p) for p in (0.5, 0.95, 0.99))
-        return cls(len(whole), len(cut), p50, p95, p99, longest)
+        p99 = quantile(0.99) if len(secs) >= FEW else None
+        return cls(len(whole), len(cut), quantile(0.5), quantile(0.95), p99, longest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from pipecat_hedge.tools.analysis.learned_delays import FEW, Day, compare_days
 from pipecat_hedge.tools.analysis.replay_policies import BLOCK, Draws, draws_of, replay
 from pipecat_hedge.tools.analysis.routes import Route, compare_routes
 from pipecat_hedge.tools.analysis.statistics import (
+    FEW,
     PERCENTILES,
     Floats,
     Independence,

@@ -39,6 +39,7 @@ from pipecat_hedge.tools.bench.percentiles import percentile
 from pipecat_hedge.tools.bench.timed_pipeline import TimedPipeline
 from pipecat_hedge.tools.formatting import (
     TextTable,
+    follow,
     print_json,
     progress_bar,
     secs,
@@ -280,11 +281,12 @@ def _keep_spans_in_memory() -> bool:
     return True
 
 
-async def measure_costs(rounds: int) -> list[Cost]:
+async def measure_costs(rounds: int, progress: Callable[[], None]) -> list[Cost]:
     """Measure the processor time of a turn and a token, on the event loop's thread.
 
     Args:
         rounds: The number of rounds; each times every arrangement once.
+        progress: Called after each round.
     """
     short: list[Step] = [Say("Yes.")]
     long: list[Step] = [*short, *[Wait(0), Say(" token")] * TOKENS]  # one loop step a token
@@ -309,6 +311,7 @@ async def measure_costs(rounds: int) -> list[Cost]:
             for name, (one, many) in pipelines.items():
                 turns[name].append(await _timed(one, BATCH))
                 longs[name].append(await _timed(many, 1))
+            progress()
     tokens = {
         name: [(b - a) / TOKENS for a, b in zip(turns[name], longs[name], strict=True)]
         for name in turns
@@ -380,11 +383,12 @@ def run(args: argparse.Namespace) -> int:
                 questions = [f"?turn={number}" for number in range(len(trace))]
                 for name in ARRANGEMENTS:
                     sim.set_conditions(_model(TRACED, name), trace=trace)
-            task = bar.add_task(profile, total=len(ARRANGEMENTS) * len(questions))
+            advance = follow(bar, profile, len(ARRANGEMENTS) * len(questions))
             sim.clear_ledger()
-            tick = partial(bar.advance, task)
-            compared += asyncio.run(_compare(profile, hosted, questions, sim, args.calls, tick))
-    costs = asyncio.run(measure_costs(args.rounds))
+            compared += asyncio.run(_compare(profile, hosted, questions, sim, args.calls, advance))
+    with progress_bar() as bar:
+        advance = follow(bar, "processor time", args.rounds)
+        costs = asyncio.run(measure_costs(args.rounds, advance))
     if args.json:
         kept = {name: getattr(args, name) for name in ("turns", "calls", "rounds", "seed")}
         print_json({**kept, "compared": compared, "costs": costs})

@@ -18,6 +18,7 @@ from pipecat_hedge.service import ProviderStats, default_store
 from pipecat_hedge.tools.proxy.keys import new_key
 from pipecat_hedge.tools.proxy.server import ProxyServer
 from pipecat_hedge.tools.proxy.settings import ProxySettings, read_settings
+from pipecat_hedge.tools.proxy.upstream import check_packages
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +43,9 @@ def run(args: argparse.Namespace) -> int:
     logger.add(sys.stderr, level=level, diagnose=False)  # no values: they may be prompts or keys
     path: Path = args.settings or Path("hedge.toml")
     settings = read_settings(path)
+    for model in settings.models.values():
+        for upstream in model.upstreams:
+            check_packages(upstream)
     if args.check:
         print(f"{path} can be used")
         return 0

@@ -7,6 +7,7 @@ import os
 import re
 import tomllib
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -19,11 +20,13 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from pipecat_hedge.policy import HedgePolicy
 from pipecat_hedge.race import ConfigurationError, Tier
 
 WireName: TypeAlias = Literal["anthropic", "openai"]
+_UNKNOWN = "unknown"
 _CALL = re.compile(r"^(adaptive|race|after|fallback)\s*(\(.*\))?$", re.DOTALL)
 
 
@@ -48,7 +51,19 @@ def _policy(value: object) -> object:
 
 
 class _Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_known_fields(cls, given: Any) -> Any:
+        names = [field.alias or name for name, field in cls.model_fields.items()]
+        for name in given if isinstance(given, dict) else ():
+            if name not in names:
+                close = get_close_matches(name, names, 1)
+                hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
+                context = {"name": name, "hint": hint}
+                raise PydanticCustomError(_UNKNOWN, "{name} is no setting: {hint}", context)
+        return given
 
 
 class UpstreamSettings(_Settings):
@@ -237,7 +252,8 @@ def read_settings(path: Path) -> ProxySettings:
     try:
         return ProxySettings.model_validate(found)
     except ValidationError as error:
-        problem = error.errors()[0]
+        # A mistyped name comes first: what it was to set may be reported as missing, too.
+        problem = min(error.errors(), key=lambda each: each["type"] != _UNKNOWN)
         message = problem["msg"].removeprefix("Value error, ")
         raise ConfigurationError(f"{path}: {_field(problem['loc'])}{message}") from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -135,12 +136,31 @@ class Upstream(ABC):
 
 
 def connect(settings: UpstreamSettings, wire: Wire) -> Upstream:
-    """Make an upstream; call it on the loop.
+    """Make an upstream; call it on the loop, after ``check_packages``."""
+    return (_Api if settings.kind == "api" else _Cloud)(settings, wire)
+
+
+def check_packages(settings: UpstreamSettings) -> None:
+    """Check that what an upstream imports is installed: its SDK, and what finds its credentials.
 
     Raises:
-        ConfigurationError: If its kind needs a package that is not installed.
+        ConfigurationError: If a package is missing; the message names its extra.
     """
-    return (_Api if settings.kind == "api" else _Cloud)(settings, wire)
+    packages = list[str]()
+    if settings.kind == "bedrock":
+        packages = ["anthropic", "botocore"]  # streams are read with botocore
+        if not (settings.key or os.environ.get("AWS_BEARER_TOKEN_BEDROCK")):
+            packages.append("boto3")
+    elif settings.kind == "vertex":
+        packages = ["anthropic"] if settings.key else ["anthropic", "google.auth"]
+    for package in packages:
+        try:
+            importlib.import_module(package)
+        except ModuleNotFoundError:
+            raise ConfigurationError(
+                f"upstream {settings.name!r} needs {package}: "
+                f'pip install "anthropic[{settings.kind}]"'
+            ) from None
 
 
 class _Api(Upstream):
@@ -307,12 +327,7 @@ class _Cloud(Upstream):
 
     def __init__(self, settings: UpstreamSettings, wire: Wire):
         super().__init__(settings, wire)
-        try:
-            anthropic = importlib.import_module("anthropic")
-        except ModuleNotFoundError:
-            raise ConfigurationError(
-                f'upstream {self.name!r} needs anthropic: pip install "anthropic[{settings.kind}]"'
-            ) from None
+        anthropic = importlib.import_module("anthropic")
         # A proxy waits as long as its client does.
         options: dict[str, Any] = {
             "max_retries": 0,

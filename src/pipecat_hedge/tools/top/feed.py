@@ -161,7 +161,7 @@ class Bot:
                 raise FeedError(
                     f"its feed does not have version {LIVE_VERSION}: use the same release"
                 ) from None
-            message = f"no feed of turns ({where or 'body'}: {first['msg']}): see docs/slo.md"
+            message = f"no feed of turns ({where or 'body'}: {first['msg']}): see docs/top.md"
             raise FeedError(message) from None
         is_new_process = self.snapshot is not None and self.snapshot.process != snapshot.process
         if is_new_process:  # it counts from 1 again
@@ -284,12 +284,12 @@ async def poll(
 async def _read(session: aiohttp.ClientSession, bot: Bot) -> bytes:
     async with session.get(bot.url, params={"after": str(bot.after)}) as response:
         if response.status != 200:
-            raise FeedError(f"status {response.status}, no feed at this path: see docs/slo.md")
+            raise FeedError(f"status {response.status}, no feed at this path: see docs/top.md")
         body = bytearray()
         async for chunk in response.content.iter_any():
             body += chunk
             if len(body) > MAX_BYTES:
-                raise FeedError(f"its answer is larger than {MAX_BYTES:,} bytes: see docs/slo.md")
+                raise FeedError(f"its answer is larger than {MAX_BYTES:,} bytes: see docs/top.md")
         return bytes(body)
 
 

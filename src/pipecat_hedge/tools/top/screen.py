@@ -45,8 +45,8 @@ def screen(fleet: Fleet, width: int, height: int, now: float) -> RenderableType:
         now: Seconds since the epoch.
     """
     recent = [turn for _, turn in fleet.turns() if now - turn.at <= RECENT_SECS]
-    parts: list[RenderableType] = [_headline(fleet, recent, now)]
-    parts += [_line(*_missing(bot, now)) for bot in fleet.bots if not bot.is_answering]
+    parts: list[RenderableType] = [*_headline(fleet, recent, now, width)]
+    parts += [line for bot in fleet.bots if not bot.is_answering for line in _missing(bot, now)]
     rows = len(parts)
     for table in (_slos(fleet.slos(), width), _providers(fleet.providers(), width)):
         if table.row_count:
@@ -80,14 +80,18 @@ def turn_line(label: str, turn: Turn) -> str:
     return printable(", ".join(parts))
 
 
-def _missing(bot: Bot, now: float) -> tuple[str, str]:
+def _missing(bot: Bot, now: float) -> list[Text]:
     if bot.away_since is None:
-        return f"{bot.url}: connecting", "yellow"
+        return [_line(f"{bot.url}: connecting", "yellow")]
     away_secs = max(now - bot.away_since, 0.0)
-    return f"{bot.url} is away for {away_secs:.0f} s: {bot.error}; reconnecting", "bold red"
+    return [
+        _line(f"{bot.url} is away for {away_secs:.0f} s; reconnecting", "bold red"),
+        _line(f"  {bot.error}", "bold red"),
+    ]
 
 
-def _headline(fleet: Fleet, recent: Sequence[Turn], now: float) -> Text:
+def _headline(fleet: Fleet, recent: Sequence[Turn], now: float, width: int) -> list[Text]:
+    """What is true of all, in as many lines as it takes."""
     sessions = sum(snapshot.sessions for snapshot in fleet.snapshots)
     first = fleet.bots[0].snapshot
     name = "1 bot" if first is None else first.name
@@ -102,7 +106,13 @@ def _headline(fleet: Fleet, recent: Sequence[Turn], now: float) -> Text:
     if times := sorted(turn.ttft_secs for turn in recent if turn.ttft_secs is not None):
         p50, p95 = (times[math.ceil(share * len(times)) - 1] for share in (0.5, 0.95))
         parts.append(f"first token p50 {secs(p50)}, p95 {secs(p95)}")
-    return _line("top  " + " · ".join(parts), "bold")
+    lines = ["top  " + parts[0]]
+    for part in parts[1:]:
+        if len(longer := f"{lines[-1]} · {part}") <= width:
+            lines[-1] = longer
+        else:
+            lines.append(" " * 5 + part)
+    return [_line(line, "bold") for line in lines]
 
 
 def _slos(slos: Sequence[SloStatus], width: int) -> Table:
@@ -170,9 +180,12 @@ def _state(provider: Provider) -> tuple[str, str]:
 def _turns(fleet: Fleet, width: int, room: int) -> RenderableType:
     turns = fleet.turns()[:room]
     if not turns:
-        return Text("no turn yet: talk to the bot" if fleet.snapshots else "", "dim")
+        return Text(
+            "no turn yet: talk to the bot or ask the proxy" if fleet.snapshots else "", "dim"
+        )
     has_transcripts = any(turn.transcripts for _, turn in turns)
     has_speech = any(turn.spoken for _, turn in turns)
+    has_voice = any(turn.voice_to_voice_secs is not None for _, turn in turns)
     columns: list[_Column[tuple[Bot, Turn]]] = [
         ("time", 0, False, lambda t: _clock(t[1])),
         ("bot", _from(0, len(fleet.bots) > 1), False, lambda t: str(t[0].number)),
@@ -181,7 +194,7 @@ def _turns(fleet: Fleet, width: int, room: int) -> RenderableType:
         ("outcome", 0, True, lambda t: _outcome(t[1])),
         ("token", 0, False, lambda t: secs(t[1].ttft_secs)),
         ("sentence", 110, False, lambda t: secs(t[1].ttfs_secs)),
-        ("voice", 52, False, lambda t: secs(t[1].voice_to_voice_secs)),
+        ("voice", _from(52, has_voice), False, lambda t: secs(t[1].voice_to_voice_secs)),
         ("transcript", _from(132, has_transcripts), False, lambda t: _transcript(t[1])),
         ("first sound", _from(132, has_speech), False, lambda t: _first_sound(t[1])),
         ("attempts", 76, True, lambda t: _attempts(t[1]))

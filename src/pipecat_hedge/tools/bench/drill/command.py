@@ -28,6 +28,7 @@ from pipecat_hedge.tools.formatting import (
     UNKNOWN,
     TextTable,
     count,
+    follow,
     print_json,
     progress_bar,
     secs,
@@ -409,8 +410,8 @@ def _run_all(args: argparse.Namespace, drills: Sequence[tuple[Drill, list[Varian
         found: list[Figures] = []
         for variant in variants:
             with progress_bar() as bar:
-                task = bar.add_task(f"{drill.name}, {variant.name}", total=drill.secs(variant))
-                record = run_drill(drill, variant, fleet, partial(bar.advance, task))
+                advance = follow(bar, f"{drill.name}, {variant.name}", drill.secs(variant))
+                record = run_drill(drill, variant, fleet, advance)
             found.append(figures(drill, variant, record))
             failed += failed_checks(drill, variant, found[-1])
         if drill.name == "jagged":
