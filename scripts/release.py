@@ -1,9 +1,9 @@
 """Makes a release but for its upload: `make release`, which runs lint, types, tests and docs first.
 
-It builds the last commit, with README's links made absolute, checks the metadata, installs the wheel
-alone into an empty environment, and runs README's example there against `pipecat-hedge simulate`.
-Everything is done in a temporary folder; the files come into `dist/`. It ends with what is left to
-the publisher, and with status 1 if the files must not be published.
+It builds the last commit, with README's links made absolute, checks the metadata, installs the
+wheel alone into an empty environment, and runs README's example there against `pipecat-hedge
+simulate`. Everything is done in a temporary folder; the files come into `dist/`. It ends with what
+is left to the publisher, and with status 1 if the files must not be published.
 """
 
 from __future__ import annotations
