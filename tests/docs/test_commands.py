@@ -111,10 +111,15 @@ def test_a_guides_options_exist(page: str, commands: tuple[str, ...]) -> None:
     assert named <= known
 
 
-def test_whatif_prints_what_its_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("page", "part"), [("whatif.md", "Recommended"), ("one-voice-two-models.md", "agree (95 %)")]
+)
+def test_a_command_prints_what_its_page_shows(
+    page: str, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(ROOT)
-    [shown] = [b.code for b in doc("whatif.md").blocks("console") if "Recommended" in b.code]
+    [shown] = [b.code for b in doc(page).blocks("console") if part in b.code]
     command, _, output = shown.partition("\n")
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         assert main(shlex.split(command)[2:]) == 0
