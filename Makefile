@@ -10,10 +10,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-dev
 BOT_STAMP := $(VENV)/.installed-demo
 DOCS_VENV ?= .venv-docs
+NEXT_VENV ?= .venv-next
 DOCS_STAMP := $(DOCS_VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help env bot test test-all docs lint types unit explore format fixtures pictures report bench drill compare hello top clean
+.PHONY: help env bot test test-all test-next release docs lint types unit explore format fixtures pictures report bench drill compare hello top clean
 .PHONY: vllm vllm-env test-vllm
 
 # vLLM's own environment and its models: gigabytes, so they are kept outside of this folder.
@@ -52,6 +53,9 @@ test-all: $(STAMP) ## run the tests that make test leaves out
 	@sh scripts/system_packages.sh
 	@sh scripts/run_tests.sh $(BIN)/python $(ARGS)
 
+test-next: ## run the fast tests against the newest Pipecat on the index, in .venv-next
+	@PYTHON="$(PYTHON)" VENV="$(NEXT_VENV)" sh scripts/test_next.sh $(ARGS)
+
 # The site's tools alone: the pages are read, not imported.
 $(DOCS_STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(DOCS_VENV)
@@ -62,6 +66,9 @@ $(DOCS_STAMP): pyproject.toml constraints.txt
 docs: $(DOCS_STAMP) ## build the documentation's site into out/docs; a dead link fails
 	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
 	@echo "out/docs/index.html"
+
+release: test docs ## build and try what is to be published, and say what is left to do; uploads nothing
+	@$(BIN)/python -m scripts.release
 
 explore: $(STAMP) ## look for schedules and texts that break the policies, with new examples each time
 	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest --timeout 1800 tests/race tests/policy tests/providers $(ARGS)
@@ -104,4 +111,4 @@ test-vllm: vllm-env ## run the tests against real vLLM servers
 	@TEST_VLLM=1 $(BIN)/python -m pytest --timeout 300 tests/vllm_server $(ARGS)
 
 clean: ## remove the environment and caches
-	rm -rf $(VENV) $(DOCS_VENV) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(DOCS_VENV) $(NEXT_VENV) .pytest_cache .ruff_cache .hypothesis build dist

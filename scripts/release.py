@@ -1,9 +1,9 @@
 """Makes a release but for its upload: `make release`, which runs lint, types, tests and docs first.
 
-It builds the last commit, with README's links made absolute, checks the metadata, installs the
-wheel alone into an empty environment, and runs README's example there against `pipecat-hedge
-simulate`. Everything is done in a temporary folder; the files come into `dist/`. It ends with what
-is left to the publisher, and with status 1 if the files must not be published.
+It builds the last commit in a temporary folder, with README's links made absolute, checks the
+metadata, installs the wheel into an empty environment, and runs README's example there against
+`pipecat-hedge simulate`. The files come into `dist/`. It ends with what is left to the publisher,
+and with status 1 if the files must not be published.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def left_to_publisher(project: dict[str, object]) -> list[str]:
 
 def with_absolute_links(readme: str, repository: str, tag: str) -> str:
     """Make links and pictures absolute, shaped as on the common forges."""
-    readme = re.sub(r"\]\((docs/images/[^)]+)\)", rf"]({repository}/raw/{tag}/\1)", readme)
-    pattern = r"\]\(((?:docs|examples|CONTRIBUTING)[^):]*)\)"
-    return re.sub(pattern, rf"]({repository}/blob/{tag}/\1)", readme)
+    there = r"(\[[^\]]*\]\()(?!https?:|#)"
+    readme = re.sub(rf"!{there}", rf"!\1{repository}/raw/{tag}/", readme)
+    return re.sub(there, rf"\1{repository}/blob/{tag}/", readme)
 
 
 def build(source: Path, project: dict[str, object], folder: Path) -> Path:

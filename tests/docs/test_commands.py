@@ -111,11 +111,17 @@ def test_a_guides_options_exist(page: str, commands: tuple[str, ...]) -> None:
     assert named <= known
 
 
-def test_whatif_prints_what_its_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("page", "part", "blocks"),
+    [("whatif.md", "p95", 2), ("one-voice-two-models.md", "agree (95 %)", 1)],
+)
+def test_a_command_prints_what_its_page_shows(
+    page: str, part: str, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(ROOT)
-    shown = [b.code for b in doc("whatif.md").blocks("console") if "p95" in b.code]
-    assert len(shown) == 2
+    shown = [b.code for b in doc(page).blocks("console") if part in b.code]
+    assert len(shown) == blocks
     for block in shown:
         command, _, output = block.partition("\n")
         command, _, tail = command.partition(" | tail -n ")

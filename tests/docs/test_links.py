@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
+from scripts.release import with_absolute_links
 
-from tests.docs.pages import DOCS, OTHERS, PAGES, ROOT, Page
+from tests.docs.pages import DOCS, OTHERS, PAGES, README, ROOT, Page
 
 SOURCES = ("src", "examples", "scripts", "tests", "deploy", "Makefile", "pyproject.toml")
 
@@ -32,6 +34,17 @@ def test_pages_link_to_pages_only(page: Page) -> None:
     for link in page.links:
         if not link.startswith("https://") and (name := link.partition("#")[0]):
             assert (page.path.parent / name).resolve().is_relative_to(ROOT / "docs")
+
+
+def test_a_releases_readme_has_no_relative_link(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(with_absolute_links(README.text, "https://forge.example/a/b", "v1"))
+    made = Page(readme)
+    assert len(made.links) == len(README.links)
+    assert all(link.startswith("https://") for link in made.links)
+    assert "https://forge.example/a/b/raw/v1/docs/images/race.svg" in made.links
+    assert "https://forge.example/a/b/blob/v1/docs/top.md" in made.links
+    assert next(README.blocks("python")).code in made.text
 
 
 def test_every_page_is_in_the_site() -> None:
