@@ -14,10 +14,8 @@ import numpy as np
 from pipecat_hedge.policy import HedgePolicy
 from pipecat_hedge.tools.analysis.latency_files import Recorded
 from pipecat_hedge.tools.analysis.replay_policies import Draws, replay
-from pipecat_hedge.tools.analysis.statistics import Floats, Ints, percentile
+from pipecat_hedge.tools.analysis.statistics import FEW, Floats, Ints, percentile
 
-FEW = 100
-"""A p99 needs at least this many turns."""
 DAY_SECS = 86_400
 BUDGET = 0.05
 """The budget of the comparison, unless others were given."""

@@ -21,6 +21,8 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
+FEW = 100
+"""Of fewer values the p99 is the greatest one."""
 RESAMPLES = 200
 BLOCK = 10
 """The least length of a block."""

@@ -13,10 +13,11 @@ from pipecat_hedge.policy import AfterSilence, HedgePolicy, TurnRule
 from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.analysis.comparison_rules import single_r
 from pipecat_hedge.tools.analysis.latency_files import Measured, Recorded, Unit
-from pipecat_hedge.tools.analysis.learned_delays import FEW, Day, compare_days
+from pipecat_hedge.tools.analysis.learned_delays import Day, compare_days
 from pipecat_hedge.tools.analysis.replay_policies import BLOCK, Draws, draws_of, replay
 from pipecat_hedge.tools.analysis.routes import Route, compare_routes
 from pipecat_hedge.tools.analysis.statistics import (
+    FEW,
     PERCENTILES,
     Floats,
     Independence,

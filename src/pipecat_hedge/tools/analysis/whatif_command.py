@@ -9,11 +9,11 @@ from typing import Any
 
 from rich.table import Table
 
-from pipecat_hedge.tools.analysis.learned_delays import FEW, HELD, Day, OfDay
+from pipecat_hedge.tools.analysis.learned_delays import HELD, Day, OfDay
 from pipecat_hedge.tools.analysis.reading_options import add_reading_options, read_as_asked
 from pipecat_hedge.tools.analysis.replay_policies import BLOCK, NEAR
 from pipecat_hedge.tools.analysis.routes import Route
-from pipecat_hedge.tools.analysis.statistics import PERCENTILES
+from pipecat_hedge.tools.analysis.statistics import FEW, PERCENTILES
 from pipecat_hedge.tools.analysis.whatif import (
     BUDGETS,
     MAX_TURNS,
