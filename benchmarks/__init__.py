@@ -1,0 +1,1 @@
+"""Compares what others offer for slow and failing providers with this library: `make benchmarks`."""
