@@ -1,1 +1,1 @@
-"""Compares what others offer for slow and failing providers with this library: `make benchmarks`."""
+"""Compares this library with others, for slow and failing providers: `make benchmarks`."""

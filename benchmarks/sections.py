@@ -20,6 +20,12 @@ SENTENCE = ANSWER.partition(".")[0] + "."
 TOOL, ARGUMENTS = "book_table", {"people": 4, "time": "half past seven", "name": "Ada Lovelace"}
 FAULTS = {"hang": "hang", "529": "529", "cut": "cut", "cut_tool": "cut", "400_once": "400"}
 """Sections in which something befalls the first provider in every second turn, and the fault."""
+SPOKEN = "do you have a table for two"
+"""What callers say to a recogniser."""
+SPEAKERS = ("sonic-3?region=a", "sonic-3?region=b")
+"""Two voices."""
+RECOGNISERS = ("nova-3-general@fault=late,delay=5", "nova-3-general")
+"""Two recognisers, of which the first one's transcripts are 5 s late."""
 _TURN = re.compile(r"Turn (\w+) (\d+)")
 
 
@@ -37,7 +43,7 @@ class Section:
     name: str
     callers: int
     turns: int
-    give_up_secs: float = 20.0
+    give_up_secs: float = 15.0
 
     @property
     def has_tools(self) -> bool:
@@ -46,20 +52,26 @@ class Section:
 
     def is_faulty(self, turn: int) -> bool:
         """Whether a fault befalls the turn."""
-        return self.name not in ("one", "fifty", "calm") and turn % 2 == 1
+        if self.name == "late_transcript":
+            return True
+        return (self.name in FAULTS or self.name in VOICES) and turn % 2 == 1
 
 
 def sections(turns: int) -> list[Section]:
     """The sections of an LLM, for so many turns of a usual day."""
     callers = min(40, turns // 4)
-    faulty = [Section(name, min(10, callers), 6) for name in FAULTS]
-    one, fifty = min(100, turns // 4), min(10, turns // 25)
+    faulty = [Section(name, min(10, callers), 4) for name in FAULTS]
     return [
-        Section("one", 1, 2 * (one // 2)),
-        Section("fifty", 50, max(2, 2 * (fifty // 2))),
+        Section("one", 1, min(100, turns // 4)),
+        Section("fifty", 50, min(4, max(turns // 250, 1))),
         Section("calm", callers, 2 * round(turns / callers / 2), 60.0),
         *faulty,
     ]
+
+
+VOICES = {name: Section(name, 4, 6) for name in ("silent_voice", "late_transcript")}
+"""The section of a voice, in which the first one is silent in every second turn; and that of a
+recogniser."""
 
 
 def prompt(section: str, turn: int) -> str:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from livekit.agents import APIConnectOptions, function_tool
+import aiohttp
+from livekit import rtc
+from livekit.agents import APIConnectOptions, function_tool, stt, tts
 from livekit.agents.llm import LLM, ChatContext, FallbackAdapter
-from livekit.plugins import openai
+from livekit.plugins import cartesia, deepgram, openai
 
-from benchmarks.harness import Ask, Heard, NewCaller, main
-from benchmarks.sections import PROVIDERS, Section
+from benchmarks.harness import PIECE, RATE, Ask, Heard, NewCaller, main, speech
+from benchmarks.sections import PROVIDERS, RECOGNISERS, SPEAKERS, Section
+
+OPTIONS = APIConnectOptions()
+"""What an `AgentSession` gives, if its user gives nothing."""
 
 
 @function_tool
@@ -22,34 +29,76 @@ async def book_table(people: int, time: str, name: str) -> None:
 
 @asynccontextmanager
 async def peer(kind: str, url: str, section: Section) -> AsyncIterator[NewCaller]:
-    """An adapter for each call: LiveKit runs each in a process of its own."""
+    """Objects for each call: LiveKit runs each in a process of its own."""
+    what, _, is_fallback = kind.partition(" ")
+    async with aiohttp.ClientSession() as session:
 
-    def llm() -> LLM:
-        llms: list[LLM] = [
-            openai.LLM(model=model, base_url=url, api_key="any") for model in PROVIDERS
-        ]
-        return llms[0] if kind == "bare" else FallbackAdapter(llms)
+        @asynccontextmanager
+        async def new_caller() -> AsyncIterator[Ask]:
+            if what == "llm":
+                llms: list[LLM] = [
+                    openai.LLM(model=model, base_url=url, api_key="any") for model in PROVIDERS
+                ]
+                yield functools.partial(chat, FallbackAdapter(llms) if is_fallback else llms[0])
+            elif what == "tts":
+                root = url.removesuffix("/v1")
+                voices: list[tts.TTS] = [
+                    cartesia.TTS(model=model, base_url=root, api_key="any", http_session=session)
+                    for model in SPEAKERS
+                ]
+                yield functools.partial(
+                    speak, tts.FallbackAdapter(voices) if is_fallback else voices[0]
+                )
+            else:
+                ears: list[stt.STT] = [
+                    deepgram.STT(
+                        model=model, base_url=f"{url}/listen", api_key="any", http_session=session
+                    )
+                    for model in RECOGNISERS
+                ]
+                ear = stt.FallbackAdapter(ears) if is_fallback else ears[0]
+                async with ear.stream(conn_options=OPTIONS) as stream:
+                    yield functools.partial(listen, stream)
 
-    @asynccontextmanager
-    async def new_caller() -> AsyncIterator[Ask]:
-        answers = llm()
+        yield new_caller
 
-        async def ask(heard: Heard) -> None:
-            context = ChatContext.empty()
-            context.add_message(role="user", content=heard.prompt)
-            tools = [book_table] if section.has_tools else []
-            options = APIConnectOptions()  # what an AgentSession gives, if its user gives nothing
-            async with answers.chat(chat_ctx=context, tools=tools, conn_options=options) as stream:
-                async for chunk in stream:
-                    if chunk.delta and chunk.delta.content:
-                        heard.say(chunk.delta.content)
-                    for call in chunk.delta.tool_calls if chunk.delta else ():
-                        heard.call(call.name, json.loads(call.arguments))
 
-        yield ask
-        await answers.aclose()
+async def chat(llm: LLM, heard: Heard) -> None:
+    """Ask a model."""
+    context = ChatContext.empty()
+    context.add_message(role="user", content=heard.prompt)
+    tools = [book_table] if heard.section.has_tools else []
+    async with llm.chat(chat_ctx=context, tools=tools, conn_options=OPTIONS) as stream:
+        async for chunk in stream:
+            if chunk.delta and chunk.delta.content:
+                heard.say(chunk.delta.content)
+            for call in chunk.delta.tool_calls if chunk.delta else ():
+                heard.call(call.name, json.loads(call.arguments))
 
-    yield new_caller
+
+async def speak(voice: tts.TTS, heard: Heard) -> None:
+    """Have a sentence spoken."""
+    async with voice.stream(conn_options=OPTIONS) as stream:
+        stream.push_text(heard.prompt)
+        stream.end_input()
+        async for audio in stream:
+            heard.sound(audio.frame.data.tobytes(), audio.frame.sample_rate)
+
+
+async def listen(stream: stt.RecognizeStream, heard: Heard) -> None:
+    """Speak, and wait for what is understood."""
+
+    async def hear(piece: bytes, is_speech: bool) -> None:
+        stream.push_frame(rtc.AudioFrame(piece, RATE, 1, PIECE))
+
+    speaking = asyncio.create_task(speech(hear, heard))
+    try:
+        async for event in stream:
+            if event.type == stt.SpeechEventType.FINAL_TRANSCRIPT:
+                heard.say(event.alternatives[0].text)
+                return
+    finally:
+        speaking.cancel()
 
 
 if __name__ == "__main__":

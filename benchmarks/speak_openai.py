@@ -27,7 +27,11 @@ async def peer(kind: str, url: str, section: Section) -> AsyncIterator[NewCaller
             models = [
                 {
                     "model_name": name,
-                    "litellm_params": {"model": f"openai/{name}", "api_base": url, "api_key": "any"},
+                    "litellm_params": {
+                        "model": f"openai/{name}",
+                        "api_base": url,
+                        "api_key": "any",
+                    },
                 }
                 for name in ("a", "b")
             ]

@@ -8,30 +8,46 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from loguru import logger
-from pipecat.adapters.schemas.function_schema import FunctionSchema
-from pipecat.adapters.schemas.tools_schema import ToolsSchema
+from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
+from pipecat.adapters.llm.schemas.tools_schema import ToolsSchema
 from pipecat.frames.frames import (
     EndFrame,
     Frame,
     FunctionCallsStartedFrame,
+    InputAudioRawFrame,
     InterruptionFrame,
     LLMContextFrame,
     LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
     LLMTextFrame,
+    TranscriptionFrame,
+    TTSAudioRawFrame,
+    TTSStoppedFrame,
+    VADUserStartedSpeakingFrame,
+    VADUserStoppedSpeakingFrame,
 )
 from pipecat.pipeline.llm_switcher import LLMSwitcher
 from pipecat.pipeline.pipeline import Pipeline
-from pipecat.pipeline.service_switcher import ServiceSwitcherStrategyFailover
+from pipecat.pipeline.service_switcher import ServiceSwitcher, ServiceSwitcherStrategyFailover
 from pipecat.pipeline.worker import PipelineWorker
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+from pipecat.services.cartesia.tts import CartesiaTTSService
+from pipecat.services.deepgram.stt import DeepgramSTTService
 from pipecat.services.llm_service import FunctionCallParams
 from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.workers.runner import WorkerRunner
 
-from benchmarks.harness import Ask, Heard, NewCaller, main
-from benchmarks.sections import ARGUMENTS, PROVIDERS, TOOL, Section
-from pipecat_hedge import HedgedLLMService, HedgePolicy, ProviderStats
+from benchmarks.harness import RATE, Ask, Heard, NewCaller, main, speech
+from benchmarks.sections import ARGUMENTS, PROVIDERS, RECOGNISERS, SPEAKERS, TOOL, Section
+from pipecat_hedge import (
+    HedgedLLMService,
+    HedgedSTTService,
+    HedgedTTSService,
+    HedgePolicy,
+    ProviderStats,
+    Voice,
+)
 
 STRINGS = {name: {"type": "string"} for name in ARGUMENTS}
 SCHEMA = FunctionSchema(TOOL, "Books a table.", properties=STRINGS, required=list(STRINGS))
@@ -45,11 +61,18 @@ POLICIES = {
 class Ear(FrameProcessor):
     """The pipeline's last processor: what reaches it is heard."""
 
-    def __init__(self) -> None:
+    def __init__(self, end: type[Frame]) -> None:
         super().__init__()
+        self.end = end
         self.heard: Heard | None = None
         self.over, self.called, self.interrupted = (asyncio.Event() for _ in range(3))
         self.is_calling = False
+
+    def begin(self, heard: Heard) -> None:
+        """Listen to the next turn."""
+        self.heard, self.is_calling = heard, False
+        for event in (self.over, self.called, self.interrupted):
+            event.clear()
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         """Take the frame in."""
@@ -58,7 +81,14 @@ class Ear(FrameProcessor):
             self.heard.say(frame.text)
         elif isinstance(frame, FunctionCallsStartedFrame):
             self.is_calling = True
-        elif isinstance(frame, LLMFullResponseEndFrame):
+        elif isinstance(frame, TTSAudioRawFrame) and self.heard is not None:
+            self.heard.sound(frame.audio, frame.sample_rate)
+        elif isinstance(frame, TranscriptionFrame) and self.heard is not None:
+            self.heard.say(frame.text)
+            self.over.set()
+        elif (isinstance(frame, LLMFullResponseEndFrame) and not self.is_voice) or isinstance(
+            frame, TTSStoppedFrame
+        ):
             self.over.set()
         elif isinstance(frame, InterruptionFrame):
             self.interrupted.set()
@@ -92,35 +122,46 @@ async def pipeline(*processors: FrameProcessor) -> AsyncIterator[PipelineWorker]
 @asynccontextmanager
 async def peer(kind: str, url: str, section: Section) -> AsyncIterator[NewCaller]:
     """A pipeline for each call; what is learned of the providers belongs to the process."""
-    stats = ProviderStats()
+    stats, (what, _, how) = ProviderStats(), kind.partition(" ")
+    root = url.removesuffix("/v1")
 
-    def service(model: str) -> OpenAILLMService:
-        settings = OpenAILLMService.Settings(model=model)
-        return OpenAILLMService(api_key="any", base_url=url, settings=settings)
+    def service(model: str) -> Any:
+        if what == "llm":
+            settings = OpenAILLMService.Settings(model=model)
+            return OpenAILLMService(api_key="any", base_url=url, settings=settings)
+        if what == "tts":
+            voice = CartesiaTTSService.Settings(model=model, voice="any")
+            address = root.replace("http", "ws", 1) + "/tts/websocket"
+            return CartesiaTTSService(api_key="any", url=address, settings=voice)
+        ear = DeepgramSTTService.Settings(model=model)
+        return DeepgramSTTService(api_key="any", base_url=root, settings=ear)
 
-    def llm() -> Any:
-        if kind == "bare":
-            return service("a")
-        services = [service(model) for model in PROVIDERS]
-        if kind == "switcher":
-            return LLMSwitcher(services, ServiceSwitcherStrategyFailover)
-        return HedgedLLMService(services, policy=POLICIES[kind], stats=stats)
+    def processor() -> Any:
+        models = {"llm": PROVIDERS, "tts": SPEAKERS, "stt": RECOGNISERS}[what]
+        if how == "bare":
+            return service(models[0])
+        if how == "switcher":
+            kind = LLMSwitcher if what == "llm" else ServiceSwitcher
+            return kind([service(model) for model in models], ServiceSwitcherStrategyFailover)
+        if what == "stt":
+            return HedgedSTTService(lambda: service(models[0]), service(models[1]), stats=stats)
+        if what == "tts":
+            second = Voice("b", service(models[1]), same_voice=True)
+            voices = [Voice("a", service(models[0])), second]
+            return HedgedTTSService(voices, stats=stats)
+        services = [service(model) for model in models]
+        return HedgedLLMService(services, policy=POLICIES[how], stats=stats)
 
     @asynccontextmanager
     async def new_caller() -> AsyncIterator[Ask]:
-        ear, answers = Ear(), llm()
-        answers.register_function(TOOL, ear.book)
-        async with pipeline(answers, ear) as worker:
+        ear, asked = Ear(TTSStoppedFrame if what == "tts" else LLMFullResponseEndFrame), processor()
+        if what == "llm":
+            asked.register_function(TOOL, ear.book)
+        async with pipeline(asked, ear) as worker:
 
             async def ask(heard: Heard) -> None:
-                ear.heard, ear.is_calling = heard, False
-                ear.over.clear()
-                ear.called.clear()
-                ear.interrupted.clear()
-                messages: Any = [{"role": "user", "content": heard.prompt}]
-                tools = ToolsSchema([SCHEMA]) if section.has_tools else None
-                context = LLMContext(messages, **({"tools": tools} if tools else {}))
-                await worker.queue_frame(LLMContextFrame(context))
+                ear.begin(heard)
+                asking = asyncio.create_task(ASK[what](worker, heard))
                 try:
                     await ear.over.wait()
                     if ear.is_calling:
@@ -129,10 +170,43 @@ async def peer(kind: str, url: str, section: Section) -> AsyncIterator[NewCaller
                     await worker.queue_frame(InterruptionFrame())
                     await ear.interrupted.wait()
                     raise
+                finally:
+                    asking.cancel()
 
             yield ask
 
     yield new_caller
+
+
+async def chat(worker: PipelineWorker, heard: Heard) -> None:
+    """Ask a model."""
+    messages: Any = [{"role": "user", "content": heard.prompt}]
+    tools = {"tools": ToolsSchema([SCHEMA])} if heard.section.has_tools else {}
+    await worker.queue_frame(LLMContextFrame(LLMContext(messages, **tools)))
+
+
+async def speak(worker: PipelineWorker, heard: Heard) -> None:
+    """Have a sentence spoken."""
+    text = LLMTextFrame(heard.prompt)
+    await worker.queue_frames([LLMFullResponseStartFrame(), text, LLMFullResponseEndFrame()])
+
+
+async def listen(worker: PipelineWorker, heard: Heard) -> None:
+    """Speak, with the frames of a VAD, until something is understood."""
+    was_speech = False
+
+    async def hear(piece: bytes, is_speech: bool) -> None:
+        nonlocal was_speech
+        if is_speech != was_speech:
+            kind = VADUserStartedSpeakingFrame if is_speech else VADUserStoppedSpeakingFrame
+            await worker.queue_frame(kind())
+        was_speech = is_speech
+        await worker.queue_frame(InputAudioRawFrame(piece, RATE, 1))
+
+    await speech(hear, heard)
+
+
+ASK = {"llm": chat, "tts": speak, "stt": listen}
 
 
 if __name__ == "__main__":
