@@ -30,7 +30,7 @@ from pipecat.pipeline.llm_switcher import LLMSwitcher
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.service_switcher import ServiceSwitcher, ServiceSwitcherStrategyFailover
 from pipecat.pipeline.worker import PipelineWorker
-from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.aggregators.llm_context import NOT_GIVEN, LLMContext
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.cartesia.tts import CartesiaTTSService
 from pipecat.services.deepgram.stt import DeepgramSTTService
@@ -86,9 +86,7 @@ class Ear(FrameProcessor):
         elif isinstance(frame, TranscriptionFrame) and self.heard is not None:
             self.heard.say(frame.text)
             self.over.set()
-        elif (isinstance(frame, LLMFullResponseEndFrame) and not self.is_voice) or isinstance(
-            frame, TTSStoppedFrame
-        ):
+        elif isinstance(frame, self.end):
             self.over.set()
         elif isinstance(frame, InterruptionFrame):
             self.interrupted.set()
@@ -181,8 +179,8 @@ async def peer(kind: str, url: str, section: Section) -> AsyncIterator[NewCaller
 async def chat(worker: PipelineWorker, heard: Heard) -> None:
     """Ask a model."""
     messages: Any = [{"role": "user", "content": heard.prompt}]
-    tools = {"tools": ToolsSchema([SCHEMA])} if heard.section.has_tools else {}
-    await worker.queue_frame(LLMContextFrame(LLMContext(messages, **tools)))
+    tools = ToolsSchema([SCHEMA]) if heard.section.has_tools else NOT_GIVEN
+    await worker.queue_frame(LLMContextFrame(LLMContext(messages, tools)))
 
 
 async def speak(worker: PipelineWorker, heard: Heard) -> None:
