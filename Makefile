@@ -14,7 +14,7 @@ NEXT_VENV ?= .venv-next
 DOCS_STAMP := $(DOCS_VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help env bot test test-all test-next release docs lint types unit explore format fixtures pictures report bench drill compare hello top clean
+.PHONY: help env bot test test-all test-next release docs lint types unit explore format fixtures pictures report bench benchmarks drill compare hello top clean
 .PHONY: vllm vllm-env test-vllm
 
 # vLLM's own environment and its models: gigabytes, so they are kept outside of this folder.
@@ -88,6 +88,9 @@ report: $(STAMP) ## make an example turn log, its report and pictures of it: out
 
 bench: $(STAMP) ## compare the bare service, Pipecat's failover and hedging, in one run of some minutes
 	$(BIN)/pipecat-hedge bench $(ARGS)
+
+benchmarks: $(STAMP) ## play the same turns to others and to this library, into docs/benchmarks.md (a quarter of an hour)
+	@$(BIN)/python -m benchmarks $(if $(BENCH_TURNS),--turns $(BENCH_TURNS)) $(ARGS)
 
 drill: $(STAMP) ## have providers fail under a fleet of callers, in a good hour; less: ARGS="down hang"
 	@$(BIN)/pipecat-hedge drill $(ARGS)

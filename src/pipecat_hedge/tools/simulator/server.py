@@ -249,7 +249,8 @@ class Simulator(ProviderUrls):
     def behaviour_of(self, body: dict[str, Any]) -> str:
         """How to serve a request: its model's name. A subclass may decide otherwise.
 
-        Of Google's protocol the address names the model, and always decides.
+        A voice's is asked for with ``model`` and ``input``, as in a request for speech. Of Google's
+        protocol the address names the model, and always decides.
         """
         return _model_in(body)
 
@@ -337,6 +338,7 @@ class Simulator(ProviderUrls):
 
     async def _begin_text(self, model: str, text: str, rate: int) -> tuple[Plan, Speech]:
         """Return how a model's next text is spoken, and its sound."""
+        model = self.behaviour_of({"model": model, "input": text})
         behaviour, _ = self._scripted(self._voice_script, model)
         text = behaviour.answer or spoken_text(text)
         speech = await self._sound(text, rate)

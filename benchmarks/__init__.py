@@ -1,0 +1,1 @@
+"""Compares this library with others, for slow and failing providers: `make benchmarks`."""
