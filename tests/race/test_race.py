@@ -196,9 +196,26 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
     ),
     # ---- a committed answer that breaks off
     "a broken answer without further attempts fails": (
+        Setup(HedgePolicy.race(1), "abc"),
+        (0.1, UsableToken(0), Commit(0, "first_token")),
+        (0.2, AttemptFailed(0, NOT_CONNECTED), StreamBroken(0), Fail((("a", NOT_CONNECTED),))),
+    ),
+    "an attempt that has lost takes none from the rescue": (
         Setup(HedgePolicy.race(2), "abc", starts=(PRIMARY, HEDGE)),
         (0.1, UsableToken(0), Commit(0, "first_token"), Cancel(1, "superseded")),
-        (0.2, AttemptFailed(0, NOT_CONNECTED), StreamBroken(0), Fail((("a", NOT_CONNECTED),))),
+        (0.2, AttemptFailed(0, NOT_CONNECTED), StreamBroken(0), Launch(2, "c", "failure")),
+    ),
+    "its provider continues the answer if it is the only other one": (
+        replace(RACE, stall_secs=3.0),
+        (0.1, UsableToken(0), Commit(0, "first_token"), Cancel(1, "superseded")),
+        (3.1, TimerFired(), Cancel(0, "stall"), StreamBroken(0), Launch(2, "b", "stall")),
+        (3.5, UsableToken(2), Continue(2)),
+        (
+            3.6,
+            AttemptFailed(2, NOT_CONNECTED),
+            StreamBroken(2),
+            Fail((("a", STALLED), ("b", NOT_CONNECTED))),
+        ),
     ),
     # ---- silence
     "a stalled first attempt gets company and may still win": (

@@ -308,6 +308,18 @@ async def test_broken_continuation_is_continued() -> None:
     assert line.text == "We are open till nine. We have a terrace. Do come by."
 
 
+@pytest.mark.parametrize("losers", ["cancel", "drain"])
+async def test_provider_that_has_lost_continues_the_answer(losers: Any) -> None:
+    """Also where its request runs on, on its only instance: that request is closed first."""
+    loser = scripted(Wait(0.5), Say("We are open till nine."), Say(" Do come by."), Wait(9.0))
+    policy = HedgePolicy.race(2, commit="first_sentence", losers=losers)
+    line = await asked(racing(scripted(*CUT), loser, policy=policy))
+    report = line.reports[0]
+    assert line.text == "We are open till nine. Do come by."
+    assert [a.outcome for a in report.attempts] == ["failed", "superseded", "won"]
+    assert (report.outcome, report.winner) == ("answered", "b")
+
+
 @pytest.mark.parametrize(
     ("commit", "first", "fallback_text", "heard"),
     [

@@ -176,7 +176,8 @@ class HedgePolicy:
         max_attempts: The most requests of a turn, rescues included; at least 1. Requests that fail
             before their first token, or are silent, do not count, so that each provider can be
             asked: a turn makes at most its providers + ``max_attempts`` - 1 requests, and what the
-            SDKs would retry. A recovery request is one more.
+            SDKs would retry. A recovery request is one more, and so is one for each that had lost
+            when the answer breaks off or stalls.
         commit: What makes an attempt win: ``first_sentence``, a speakable unit; ``first_token``,
             anything usable; ``auto``, the choice that suits the text-to-speech downstream.
         losers: ``cancel`` closes a loser's request at once, except for ``probes``. ``drain`` lets

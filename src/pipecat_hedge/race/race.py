@@ -6,9 +6,10 @@ time of the next ``TimerFired``. The same object runs in the service and in virt
 Invariants: a failure never wins; at most one attempt is committed; every live attempt is cancelled
 when the turn ends. Attempts that failed before their first token, or that were silent, do not count
 against ``max_attempts``: a turn makes at most its providers + ``max_attempts`` - 1 requests, plus
-retries. A failed or stalled attempt is replaced at once. When no other request is left, those with
-a transient error are repeated after the SDKs' own pauses, as often as the SDKs would
-(``Slot.retries``), also beside an attempt that is late.
+retries. If the answer breaks off, each that has lost may be asked once more. A failed or stalled
+attempt is replaced at once. When no other request is left, those with a transient error are
+repeated after the SDKs' own pauses, as often as the SDKs would (``Slot.retries``), also beside an
+attempt that is late.
 ``docs/design/one-turn.md`` walks through a turn.
 """
 
@@ -588,7 +589,11 @@ class Race:
             self._commands.append(Continue(attempt.number))
         self._phase = Phase.COMMITTED
         self._winner = attempt
+        losers = [loser for loser in self._live() if loser is not attempt]
         self._cancel_live("superseded", "superseded", now, keep=attempt)
+        for loser in losers:  # it may continue the answer
+            loser.is_repeated = True
+        self._slots.reopen([loser.slot for loser in losers])
 
     def _rescue(self, attempt: Attempt) -> None:
         self._phase = Phase.RESCUING

@@ -76,7 +76,7 @@ class SlotQueue:
             self.refund()
 
     def reopen(self, slots: Sequence[Slot]) -> None:
-        """Repeat some of the requests that have failed."""
+        """Repeat some of the requests that have failed or lost."""
         self._slots += slots
         self._spare += len(slots)
 

@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import functools
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from pipecat_hedge.policy.hedge_benefit import joint
@@ -406,7 +406,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         error: AttemptError | None = None
         try:
             self._observe(attempt)
-            adapter = self._take_instance(attempt)
+            adapter = await self._take_instance(attempt)
             self._report_sent(launch, attempt)
             with working_as(self._work_of(attempt.number, attempt.reason)):
                 await self._host.send(launch, attempt, sink, adapter)
@@ -428,14 +428,22 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         work = self.spec.work
         return work if number == 0 or work == "background" else "rescue"
 
-    def _take_instance(self, attempt: ProviderAttempt) -> A:
+    async def _take_instance(self, attempt: ProviderAttempt) -> A:
         idle = self._idle[attempt.provider]
-        if not idle:  # all have failed, and are retried
-            failed = [a.adapter for a in self.attempts if a.error is not None]
+        if not idle:  # all have failed or lost, and are asked again
+            ended = [a for a in self.attempts if a.provider == attempt.provider and a.is_repeated]
+            await self._stop([a.number for a in ended if a.closed_at is None])
+            used = [a.adapter for a in ended]
             member = next(m for m in self._planned.order if m.name == attempt.provider)
-            idle += [adapter for adapter in member.adapters if adapter in failed]
+            idle += [adapter for adapter in member.adapters if adapter in used]
         attempt.adapter = adapter = take_best_instance(idle)
         return adapter
+
+    async def _stop(self, losers: Collection[int]) -> None:
+        if losers and self._driver is not None:
+            for number in losers:
+                self._driver.stop(number)
+            await self._driver.wait_for(losers)
 
     def _report_sent(self, launch: Launch, attempt: ProviderAttempt) -> None:
         attempt.sent_at = self._loop.time()
