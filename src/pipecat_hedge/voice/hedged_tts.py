@@ -44,6 +44,14 @@ from pipecat_hedge.race.events import InFlight, Waiting
 from pipecat_hedge.race.reports import SpeechReport
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.hedged_service import HedgedLLMService
+from pipecat_hedge.service.pipecat_private import (
+    end_text,
+    is_interruptible,
+    latest_text,
+    speaks_tokens,
+    start_words,
+    turn_context,
+)
 from pipecat_hedge.service.pipeline_search import upstream_of
 from pipecat_hedge.service.provider_client import switch_off_hidden_retries
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
@@ -237,7 +245,7 @@ class HedgedTTSService(TTSService):
             max_consecutive_zero_audio_contexts=0,
             **kwargs,
         )
-        if self._is_streaming_tokens:
+        if speaks_tokens(self):
             raise ConfigurationError(
                 "text_aggregation_mode must be SENTENCE: another voice takes over a sentence"
             )
@@ -326,7 +334,7 @@ class HedgedTTSService(TTSService):
 
     async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
         """Begin to speak a sentence; its audio comes later."""
-        slot = self._aggregated_frame_sequencer._slots[-1]
+        slot = latest_text(self)
         turn = self._turns.get(context_id)
         sentence = _Sentence(
             text,
@@ -341,10 +349,10 @@ class HedgedTTSService(TTSService):
             answered, number = self._answer
             turn = self._turns[context_id] = _Turn(
                 _now(),
-                self._tts_contexts[context_id].interruptible,
+                is_interruptible(self, context_id),
                 number if context_id == answered else None,
             )
-        if context_id != self._turn_context_id:  # a text outside of a turn has no other behind it
+        if context_id != turn_context(self):  # a text outside of a turn has no other behind it
             self._complete.add(context_id)
         turn.sentences += 1
         turn.characters += len(text)
@@ -356,7 +364,8 @@ class HedgedTTSService(TTSService):
 
     async def on_turn_context_completed(self) -> None:
         """The turn has no further sentence."""
-        context_id, self._turn_context_id = self._turn_context_id, None
+        context_id = turn_context(self)
+        await super().on_turn_context_completed()
         if context_id is not None and self.audio_context_available(context_id):
             self._complete.add(context_id)
             await self._close_if_said(context_id)
@@ -371,7 +380,7 @@ class HedgedTTSService(TTSService):
         self._is_filler = isinstance(frame, FillerFrame)
         await super().process_frame(frame, direction)
         if isinstance(frame, LLMFullResponseStartFrame) and self._llm is not None:
-            self._answer = self._turn_context_id, self._llm.turn_number
+            self._answer = turn_context(self), self._llm.turn_number
         elif isinstance(frame, InterruptionFrame):
             ended = [each for each, turn in self._turns.items() if turn.is_interruptible]
             for context_id in ended:
@@ -391,26 +400,25 @@ class HedgedTTSService(TTSService):
         context_id = self.get_active_audio_context_id() or ""
         wait_secs = max(0.0, self._started.get(context_id, 0.0) - _now())
         at = self.get_clock().get_time() + int(wait_secs * 1e9)
-        for cached in self._word_timestamp_tracker.start(at):
-            await self._add_word_timestamps([(cached.word, cached.timestamp)], cached.context_id)
+        await start_words(self, at)
 
     async def push_frame(
         self, frame: Frame, direction: FrameDirection = FrameDirection.DOWNSTREAM
     ) -> None:
         """Push a frame."""
         if isinstance(frame, _SentenceEnd):
-            await self._settle(frame)
+            await end_text(self, frame.slot, frame.at_secs, is_whole=frame.is_whole)
         else:
             await super().push_frame(frame, direction)
 
     async def _update_settings(self, delta: TTSSettings) -> dict[str, Any]:
         """Change the settings of the first voice and its like; of others, the language."""
-        first = type(self._voices[0].service._settings)
+        first = type(self._voices[0].service.settings)
         for each in self._voices:
             its = replace(delta)  # a service has its own names of languages
-            if type(each.service._settings) is not first:
+            if type(each.service.settings) is not first:
                 its = TTSSettings(language=delta.language)
-            elif not isinstance(each.service._settings, type(delta)):
+            elif not isinstance(each.service.settings, type(delta)):
                 continue
             await each.process(TTSUpdateSettingsFrame(delta=its, service=each.service))
         return await super()._update_settings(delta)
@@ -602,21 +610,6 @@ class HedgedTTSService(TTSService):
             rate = winner.audio_secs / spoken_length(winner.text)
             weight = 1.0 if self._char_secs == CHAR_SECS else 0.2
             self._char_secs += weight * (rate - self._char_secs)
-
-    async def _settle(self, end: _SentenceEnd) -> None:
-        """Say what was heard of a sentence: the rest of its words, or no more of them."""
-        slot, sequencer, times = (
-            end.slot,
-            self._aggregated_frame_sequencer,
-            self._word_timestamp_tracker,
-        )
-        if not slot.complete and end.is_whole:
-            rest = slot.tracker.get_remaining_tts_text()
-            at = times.pts(end.at_secs) if times.started else self.get_clock().get_time()
-            await self._push_word_frames(sequencer.process_word(rest, at, slot.context_id))
-        if not slot.complete:
-            slot.complete = True
-            await self._push_word_frames(sequencer.flush())
 
     # ---- voices
 

@@ -1,8 +1,7 @@
 """Hosts a text-to-speech service: it synthesises, and says nothing itself.
 
 A request is a ``TTSSpeakFrame`` with a context of its own. What the service would queue in its
-audio contexts is taken from it on the instance. This is the one module of speech that uses what is
-private of Pipecat: the connection, the slots of spoken text, and the contexts' settings.
+audio contexts is taken from it on the instance.
 """
 
 from __future__ import annotations
@@ -35,6 +34,14 @@ from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.race.task_scope import TaskScope
+from pipecat_hedge.service.pipecat_private import (
+    allow_silence,
+    forget_text,
+    has_connection,
+    on_connection_lost,
+    pauses_for_audio,
+    reconnect,
+)
 from pipecat_hedge.service.provider_client import (
     Rejection,
     attempt_error,
@@ -201,14 +208,13 @@ class HostedVoice:
             *("remove_active_audio_context", "reset_active_audio_context", "push_frame"),
         ):
             setattr(service, method, getattr(self, f"_{method}"))
-        if isinstance(service, WebsocketTTSService):
-            service._close_connection_contexts = self._connection_closed
-        service._max_consecutive_zero_audio_contexts = 0
+        on_connection_lost(service, self._connection_closed)
+        allow_silence(service)
 
     @property
     def model(self) -> str | None:
         """The service's model and voice, as in ``sonic-3/7c5a``; None without either."""
-        settings: Any = self.service._settings
+        settings: Any = self.service.settings
         named = (getattr(settings, "model", None), getattr(settings, "voice", None))
         return "/".join(each for each in named if isinstance(each, str)) or None
 
@@ -221,7 +227,7 @@ class HostedVoice:
     def one_at_a_time(self) -> bool:
         """Whether the service cannot tell whose audio it gets, so that requests must wait."""
         service = self.service
-        return isinstance(service, InterruptibleTTSService) or service._pause_frame_processing
+        return isinstance(service, InterruptibleTTSService) or pauses_for_audio(service)
 
     @property
     def hides_silence(self) -> bool:
@@ -295,12 +301,8 @@ class HostedVoice:
                 await getattr(service, f"on_audio_context_{hook}")(context_id=asked.context_id)
             except Exception as error:
                 logger.debug(f"{self.name}: {error}")
-            service._tts_contexts.pop(asked.context_id, None)
-            if service._turn_context_id == asked.context_id:  # another request may be in it
-                service._turn_context_id = None
-            others = set(self.open) - {asked.context_id}
-            service._aggregated_frame_sequencer.clear(keep_contexts=others)
-            if self.one_at_a_time and not asked.is_ended and hasattr(service, "_connect"):
+            forget_text(service, asked.context_id, self.open.keys() - {asked.context_id})
+            if self.one_at_a_time and not asked.is_ended and has_connection(service):
                 self._scope.start(self._reconnect(asked), name=f"reconnects {self.name}")
                 return
             del self.open[asked.context_id]
@@ -308,10 +310,8 @@ class HostedVoice:
 
     async def _reconnect(self, asked: Synthesis) -> None:
         """Late audio of a request would be taken for the next one's, which waits for this."""
-        service: Any = self.service
         try:
-            await service._disconnect()
-            await service._connect()
+            await reconnect(self.service)
         except Exception as error:
             logger.debug(f"{self.name}: {error}")
         finally:
