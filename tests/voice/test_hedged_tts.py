@@ -267,7 +267,8 @@ def left_in(tts: HedgedTTSService) -> list[object]:
     left: list[object] = []
     for voice in voices_of(tts):
         left += [*voice._tts_contexts, *voice._aggregated_frame_sequencer._slots, *voice.open]
-    return [*left, *tts._tts_contexts, *tts._sentences, *tts._permits, *tts._turns]
+    busy = [each for each in tts._stats.records().values() if each.limit.in_flight]
+    return [*left, *busy, *tts._tts_contexts, *tts._sentences, *tts._turns]
 
 
 # ---- figures

@@ -32,6 +32,8 @@ from pipecat.services.tts_service import (
 from pipecat.utils.context.word_timestamp_tracker import WordTimestamp
 from pipecat.utils.errors import ErrorCategory
 
+from pipecat_hedge.providers.backends import Backend
+from pipecat_hedge.providers.permits import Permit
 from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.pipecat_private import (
@@ -50,6 +52,7 @@ from pipecat_hedge.service.provider_client import (
     is_rejection,
     report_responses,
 )
+from pipecat_hedge.voice.spoken_words import CHAR_SECS, is_rest, said_chars, spoken_length
 
 SILENCE_SECS = 3.0
 """The longest time in which no other voice is asked, as ``silence_secs`` of ``HedgePolicy``."""
@@ -57,6 +60,8 @@ LATE_SECS = 1.0
 """A voice that is silent for longer, and for longer than in its last hundred sentences, is late."""
 ONSET_SECS = 0.2
 """The audio that is searched for the beginning of speech; Pipecat's detector needs 0.05 s of it."""
+LEAST_PART = 0.6
+"""A sentence without an end or word times is whole if it sounds for this part of its usual time."""
 _CLOSED = AttemptError(ErrorCategory.CONNECTIVITY.value, "the connection was closed")
 _EMPTY = AttemptError("empty", "ended without a sound")
 
@@ -73,6 +78,10 @@ class Synthesis:
         words: The words that have been timed, with their seconds from the start of the audio.
         is_ended: Whether the service has said that it is whole.
         error: Why it failed; None if it has not.
+        heard_at: When its latest audio came.
+        rejection: The latest error response over HTTP; None without one.
+        is_sent: Whether the service has got it, at ``sent_at``: it may wait for an earlier one.
+        permit: That of the request, for whoever learns from it.
     """
 
     def __init__(
@@ -91,9 +100,10 @@ class Synthesis:
         self.words: list[tuple[str, float]] = []
         self.is_ended = False
         self.error: AttemptError | None = None
-        self.rejection: Any = None  # the latest error response
+        self.rejection: Any = None
         self.sent_at = self.asked_at
         self.is_sent = False
+        self.permit: Permit | None = None
         self._items: deque[TTSAudioRawFrame | WordTimestamp] = deque()
         self._searched = b""
         self._resampler = create_stream_resampler(clear_after_secs=None)
@@ -119,6 +129,19 @@ class Synthesis:
     def is_over(self) -> bool:
         """Whether nothing more will come of it."""
         return self.is_ended or self.error is not None
+
+    @property
+    def said(self) -> int:
+        """How many characters of the text its audio has; see ``said_chars``."""
+        return said_chars(self.text, self.words, self.audio_secs, self.voice.char_secs)
+
+    @property
+    def is_said(self) -> bool:
+        """Whether its audio has all of the text, by the words or, without any, by its length."""
+        if self.words:
+            return not is_rest(self.text, self.said)
+        usual_secs = self.voice.char_secs * spoken_length(self.text)
+        return self.audio_secs >= LEAST_PART * usual_secs
 
     def fail(self, error: AttemptError) -> None:
         """Nothing more comes."""
@@ -178,23 +201,32 @@ class HostedVoice:
     Attributes:
         name: The voice's name.
         service: The service.
+        speaker: Whom one hears: voices of the same number sound alike.
         open: Its unfinished requests, by context.
-        sounds: The times to the first sound of its last sentences, in seconds.
+        first_sound_secs: The times to the first sound of its last sentences.
+        char_secs: What a character takes it.
     """
 
     def __init__(
-        self, name: str, service: TTSService, held_back: Callable[[HostedVoice, float], None]
+        self,
+        name: str,
+        service: TTSService,
+        speaker: int,
+        held_back: Callable[[HostedVoice, float], None],
     ):
         """Host a service.
 
         Args:
             name: The voice's name.
             service: The service.
+            speaker: Whom one hears.
             held_back: Called with the voice and the seconds of a ``Retry-After``.
         """
-        self.name, self.service, self._held_back = name, service, held_back
+        self.name, self.service, self.speaker = name, service, speaker
+        self._held_back = held_back
         self.open: dict[str, Synthesis] = {}
-        self.sounds: deque[float] = deque(maxlen=100)
+        self.first_sound_secs: deque[float] = deque(maxlen=100)
+        self.char_secs = CHAR_SECS
         self._asking: Synthesis | None = None
         self._sample_rate = 0
         self._turn = asyncio.Lock()
@@ -212,16 +244,23 @@ class HostedVoice:
         allow_silence(service)
 
     @property
-    def model(self) -> str | None:
-        """The service's model and voice, as in ``sonic-3/7c5a``; None without either."""
+    def backend(self) -> Backend:
+        """Its name in what is learned, with the model and voice, as in ``sonic-3/7c5a``."""
         settings: Any = self.service.settings
         named = (getattr(settings, "model", None), getattr(settings, "voice", None))
-        return "/".join(each for each in named if isinstance(each, str)) or None
+        model = "/".join(each for each in named if isinstance(each, str)) or None
+        return Backend(self.name, model, measures="speech")
+
+    def learn_pace(self, asked: Synthesis) -> None:
+        """Learn what a character takes from a text that was said to its end."""
+        rate = asked.audio_secs / spoken_length(asked.text)
+        weight = 1.0 if self.char_secs == CHAR_SECS else 0.2
+        self.char_secs += weight * (rate - self.char_secs)
 
     @property
     def late_secs(self) -> float:
         """When another voice is asked at the latest, whatever it costs."""
-        return min(max((LATE_SECS, *self.sounds)), SILENCE_SECS)
+        return min(max((LATE_SECS, *self.first_sound_secs)), SILENCE_SECS)
 
     @property
     def one_at_a_time(self) -> bool:
