@@ -6,6 +6,7 @@ LLM services use them, is in ``provider_client.py``.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
@@ -82,7 +83,10 @@ def latest_text(service: TTSService) -> Any:
 async def start_words(service: TTSService, at_nanosecs: int) -> None:
     """Time the words of an audio context from a time of the pipeline's clock on."""
     for cached in service._word_timestamp_tracker.start(at_nanosecs):
-        await service._add_word_timestamps([(cached.word, cached.timestamp)], cached.context_id)
+        spaced = cached.includes_inter_frame_spaces
+        await service._add_word_timestamps(
+            [(cached.word, cached.timestamp)], cached.context_id, spaced
+        )
 
 
 async def end_text(service: TTSService, slot: Any, at_secs: float, *, is_whole: bool) -> None:
@@ -129,6 +133,22 @@ def on_connection_lost(service: TTSService, callback: Callable[[], Awaitable[Non
     """Call this in place of ending the audio contexts, where a service has a connection."""
     if isinstance(service, WebsocketTTSService):
         service._close_connection_contexts = callback  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def connect_one_by_one(service: TTSService) -> None:
+    """Both the reader and the next request renew a lost connection; one would stay open."""
+    lock = asyncio.Lock()
+
+    def one_by_one(change: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        async def changed() -> None:
+            async with lock:
+                await change()
+
+        return changed
+
+    if isinstance(service, WebsocketTTSService):
+        for method in ("_connect_websocket", "_disconnect_websocket"):
+            setattr(service, method, one_by_one(getattr(service, method)))
 
 
 def has_connection(service: TTSService) -> bool:

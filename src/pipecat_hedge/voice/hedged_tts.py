@@ -162,7 +162,8 @@ class HedgedTTSService(TTSService):
         _check(voices)
         if fixed := _FIXED & kwargs.keys():
             raise ConfigurationError(f"{min(fixed)} is the service's own: leave it out")
-        kwargs.setdefault("settings", TTSSettings(model=None, voice=None, language=None))
+        language = voices[0].service.text_aggregation_language
+        kwargs.setdefault("settings", TTSSettings(model=None, voice=None, language=language))
         super().__init__(
             push_text_frames=False,
             push_stop_frames=True,
@@ -291,7 +292,7 @@ class HedgedTTSService(TTSService):
         if isinstance(frame, TTSUpdateSettingsFrame):
             for each in self._voices:
                 if frame.service is each.service:
-                    await each.process(frame)
+                    await each.update(frame)
                     return
         if not isinstance(frame, SystemFrame):  # which may come in the middle of a text
             self._is_filler = isinstance(frame, FillerFrame)
@@ -338,7 +339,7 @@ class HedgedTTSService(TTSService):
                 its = TTSSettings(language=delta.language)
             elif not isinstance(each.service.settings, type(delta)):
                 continue
-            await each.process(TTSUpdateSettingsFrame(delta=its, service=each.service))
+            await each.update(TTSUpdateSettingsFrame(delta=its, service=each.service))
         return await super()._update_settings(delta)
 
     # ---- a sentence
@@ -474,7 +475,7 @@ class HedgedTTSService(TTSService):
         if not self._requests.pay(sentence, text):
             return
         for earlier in sentence.asked:
-            if earlier.voice is voice and voice.hides_silence:
+            if earlier.voice is voice and (voice.hides_silence or earlier.is_over):
                 await self._requests.finish(earlier)
         asked = self._requests.ask(sentence, voice, text)
         if winner is not None:

@@ -38,6 +38,7 @@ from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.pipecat_private import (
     allow_silence,
+    connect_one_by_one,
     forget_text,
     has_connection,
     on_connection_lost,
@@ -103,6 +104,7 @@ class Synthesis:
         self.rejection: Any = None
         self.sent_at = self.asked_at
         self.is_sent = False
+        self.has_context = False  # as far as the service knows
         self.permit: Permit | None = None
         self._items: deque[TTSAudioRawFrame | WordTimestamp] = deque()
         self._searched = b""
@@ -241,6 +243,7 @@ class HostedVoice:
         ):
             setattr(service, method, getattr(self, f"_{method}"))
         on_connection_lost(service, self._connection_closed)
+        connect_one_by_one(service)
         allow_silence(service)
 
     @property
@@ -286,6 +289,19 @@ class HostedVoice:
         """Give the service a frame that is not a text."""
         await self._process(frame)
 
+    async def update(self, frame: Frame) -> None:
+        """Change its settings, once the sentences before have been asked of it."""
+        await asyncio.sleep(0)  # they queue for their turn by then
+        self._scope.start(self._update(frame), name=f"updates {self.name}")
+
+    async def _update(self, frame: Frame) -> None:
+        async with self._turn:
+            try:
+                await self._process(frame)
+            except Exception as error:
+                logger.warning(f"{self.name}: settings not changed: {type(error).__name__}")
+                logger.debug(f"{self.name}: {error}")
+
     async def close(self) -> None:
         """Release its resources."""
         await self._scope.close()
@@ -327,6 +343,8 @@ class HostedVoice:
                 self._fail(exception_error(error, has_begun=asked.audio_secs > 0), asked)
             finally:
                 self._asking = None
+                # Where services count the seconds of a turn, they do until they push its end.
+                await type(self.service).push_frame(self.service, TTSStoppedFrame())
 
     async def finish(self, asked: Synthesis) -> None:
         """End a request, whatever has come of it; nothing of it stays in the service."""
@@ -351,6 +369,8 @@ class HostedVoice:
         """Late audio of a request would be taken for the next one's, which waits for this."""
         try:
             await reconnect(self.service)
+            # ElevenLabs' clock of words has gone on with what came since the interruption.
+            await self.service.on_audio_context_completed(context_id=asked.context_id)
         except Exception as error:
             logger.debug(f"{self.name}: {error}")
         finally:
@@ -363,10 +383,13 @@ class HostedVoice:
         return str(uuid.uuid4()) if self._asking is None else self._asking.context_id
 
     async def _create_audio_context(self, context_id: str) -> None:
-        pass
+        if context_id in self.open:
+            self.open[context_id].has_context = True
 
     def _audio_context_available(self, context_id: str) -> bool:
-        return context_id in self.open and not self.open[context_id].is_over
+        """Whether the service has created it: before that, it sends the context's settings."""
+        asked = self.open.get(context_id)
+        return asked is not None and asked.has_context and not asked.is_over
 
     def _get_audio_contexts(self) -> list[str]:
         return [each for each in self.open if self._audio_context_available(each)]
@@ -383,6 +406,7 @@ class HostedVoice:
         asked = self.open.get(context_id or "")
         if asked is None or asked.is_over:
             return
+        asked.has_context = True
         if frame is None:
             await asked.end(self._sample_rate)
         elif isinstance(frame, ErrorFrame):
