@@ -845,3 +845,16 @@ async def test_a_request_that_was_not_sent_costs_nothing() -> None:
     usage = [each for each in used if isinstance(each, TTSUsageMetricsData)]
     assert {each.processor for each in usage} == {tts.name}
     assert sum(each.value for each in usage) == characters + len(SENTENCES[0])
+
+
+async def test_the_pace_of_one_voice_is_not_taken_for_another_s() -> None:
+    """The second one speaks faster, times no words, and marks no end: it is not taken for cut."""
+    first = ScriptedVoice(only(1), times_words=False)
+    second = ScriptedVoice(lambda _: Says(end_secs=None), times_words=False)
+    voices = [Voice("one", first), Voice("two", second, same_voice=True)]
+    tts = HedgedTTSService(voices, stats=ProviderStats(), sample_rate=RATE)
+    spoken = Spoken(tts, ["A b c d e f g h.", "Yes you may sit."])
+    async with spoken.call as call:
+        await call.ask(2)
+        assert [len(first.asked), len(second.asked)] == [2, 1]
+        assert spoken.ear.text() == "a b c d e f g h yes you may sit"
