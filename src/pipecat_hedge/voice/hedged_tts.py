@@ -403,14 +403,11 @@ class HedgedTTSService(TTSService):
 
     def _choose_winner(self, sentence: Sentence) -> None:
         """The first voice that is heard speaks the sentence."""
-        heard = [
-            (each.audible_at, each)
-            for each in self._requests.fitting(sentence)
-            if each.audible_at is not None
-        ]
+        fitting = self._requests.fitting(sentence)
+        heard = [each for each in fitting if each.audible_at is not None]
         if not heard:
             return
-        _, winner = min(heard, key=lambda each: each[0])
+        winner = min(heard, key=lambda each: each.audible_at or 0.0)
         sentence.winner, self._requests.speaker = winner, winner.voice.speaker
         self._wake()  # a later sentence may have been asked of a voice that does not fit
         for asked in sentence.asked:
@@ -451,8 +448,7 @@ class HedgedTTSService(TTSService):
         now, another = _now(), self._requests.another_voice(sentence)
         if another is None:
             return now, "leave out"
-        was_asked = any(each.voice is another for each in sentence.asked)
-        held_secs = self._requests.held_secs(another) if was_asked else 0.0
+        held_secs = self._requests.held_secs(another) if sentence.has_asked(another) else 0.0
         return min(now + held_secs, sentence.asked[-1].asked_at + SILENCE_SECS), "ask"
 
     def _in_silence(self, sentence: Sentence, *, next_waits: bool) -> tuple[float, _Step]:
@@ -462,8 +458,8 @@ class HedgedTTSService(TTSService):
             least_secs = 0.0 if next_waits else GIVE_UP_SECS
             sent_at = min((each.sent_at for each in sentence.asked if each.is_sent), default=_now())
             return max(sent_at + least_secs, asked_at + SILENCE_SECS), "leave out"
-        was_asked = any(each.voice is another for each in sentence.asked)
-        patience_secs = SILENCE_SECS if was_asked else sentence.patience_secs
+        has_asked = sentence.has_asked(another)
+        patience_secs = SILENCE_SECS if has_asked else sentence.patience_secs
         lead_secs = self._requests.lead_secs(another)
         return max(asked_at + patience_secs, self._playout.dry_at - lead_secs), "ask"
 

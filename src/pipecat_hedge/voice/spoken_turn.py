@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipecat_hedge.race.reports import SpeechReport
-from pipecat_hedge.voice.hosted_voice import Synthesis
+from pipecat_hedge.voice.hosted_voice import HostedVoice, Synthesis
 
 
 @dataclass(eq=False)
@@ -103,6 +103,10 @@ class Sentence:
     def is_next(self) -> bool:
         """Whether everything before it has been said."""
         return self.before is None or self.before.is_done
+
+    def has_asked(self, voice: HostedVoice) -> bool:
+        """Whether a voice was asked for it."""
+        return any(each.voice is voice for each in self.asked)
 
     def end(self) -> None:
         """Let go of the sentence before it, or all of a call's would be kept."""
