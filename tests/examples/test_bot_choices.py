@@ -252,6 +252,6 @@ def test_simulated_speech_is_kept_out_of_real_statistics(stt: str) -> None:
     else:
         backends = [Backend(name_of(made.name), model_of(made))]
     voices: Any = make_tts(choices, env)
-    backends += [Backend(each.name, each.model) for each in voices._voices]
+    backends += [each.backend for each in voices._voices]
     assert len(backends) >= 3
     assert all(shared_stats().is_simulated(each) for each in backends)

@@ -271,7 +271,8 @@ def left_in(tts: HedgedTTSService) -> list[object]:
     left: list[object] = []
     for voice in voices_of(tts):
         left += [*voice._tts_contexts, *voice._aggregated_frame_sequencer._slots, *voice.open]
-    return [*left, *tts._tts_contexts, *tts._sentences, *tts._permits, *tts._turns]
+    busy = [each for each in tts._stats.records().values() if each.limit.in_flight]
+    return [*left, *busy, *tts._tts_contexts, *tts._sentences, *tts._turns]
 
 
 # ---- figures
@@ -957,3 +958,16 @@ async def test_a_connection_that_is_renewed_twice_at_once_is_opened_once() -> No
     await voice._connect_websocket()
     await asyncio.gather(renew(), voice._connect_websocket())
     assert voice.opened - voice.closed == 1
+
+
+async def test_the_pace_of_one_voice_is_not_taken_for_another_s() -> None:
+    """The second one speaks faster, times no words, and marks no end: it is not taken for cut."""
+    first = ScriptedVoice(only(1), times_words=False)
+    second = ScriptedVoice(lambda _: Says(end_secs=None), times_words=False)
+    voices = [Voice("one", first), Voice("two", second, same_voice=True)]
+    tts = HedgedTTSService(voices, stats=ProviderStats(), sample_rate=RATE)
+    spoken = Spoken(tts, ["A b c d e f g h.", "Yes you may sit."])
+    async with spoken.call as call:
+        await call.ask(2)
+        assert [len(first.asked), len(second.asked)] == [2, 1]
+        assert spoken.ear.text() == "a b c d e f g h yes you may sit"

@@ -13,9 +13,10 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregator
 from pipecat.processors.aggregators.llm_text_processor import LLMTextProcessor
 from pipecat.processors.frame_processor import FrameProcessor
-from pipecat.services.tts_service import TextAggregationMode, TTSService
+from pipecat.services.tts_service import TTSService
 
 from pipecat_hedge.race.events import CommitOn
+from pipecat_hedge.service.pipecat_private import processor_around, speaks_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def find_output(processor: FrameProcessor) -> Output:
         if isinstance(found, LLMTextProcessor):
             return Output("first_sentence", collector=found)
         if isinstance(found, TTSService):
-            if found._text_aggregation_mode is TextAggregationMode.TOKEN:
+            if speaks_tokens(found):
                 return Output("first_token", language=found.text_aggregation_language)
             return Output("first_sentence", found.text_aggregation_language, collector=found)
     return Output()
@@ -69,8 +70,8 @@ def downstream_of(processor: FrameProcessor) -> Iterator[FrameProcessor]:
     while after is not None:
         yield from _with_inner(after)
         if isinstance(after, PipelineSink):  # continue in the enclosing pipeline
-            after = getattr(after._downstream_push_frame, "__self__", None)
-        after = after.next if isinstance(after, FrameProcessor) else None
+            after = processor_around(after)
+        after = None if after is None else after.next
 
 
 def upstream_of(processor: FrameProcessor) -> Iterator[FrameProcessor]:
@@ -79,8 +80,8 @@ def upstream_of(processor: FrameProcessor) -> Iterator[FrameProcessor]:
     while before is not None:
         yield from _with_inner(before)
         if isinstance(before, PipelineSource):
-            before = getattr(before._upstream_push_frame, "__self__", None)
-        before = before.previous if isinstance(before, FrameProcessor) else None
+            before = processor_around(before)
+        before = None if before is None else before.previous
 
 
 def _with_inner(processor: FrameProcessor) -> Iterator[FrameProcessor]:

@@ -57,6 +57,7 @@ from pipecat_hedge.race.reports import ServerLoad
 from pipecat_hedge.race.usable import InlineThought, is_usable_text, is_wait_marker
 from pipecat_hedge.service.attempt_stats import AttemptStats
 from pipecat_hedge.service.connection_warmth import WarmConnection
+from pipecat_hedge.service.pipecat_private import remove_system_instruction, tool_handlers
 from pipecat_hedge.service.portable import Messages, portable
 from pipecat_hedge.service.provider import Provider
 from pipecat_hedge.service.provider_client import (
@@ -175,7 +176,7 @@ class ServiceAdapter:
     @property
     def registered_functions(self) -> Mapping[str | None, FunctionCallRegistryItem]:
         """The service's tool handlers, by the tool's name; None is the handler of all others."""
-        return self.service._functions
+        return tool_handlers(self.service)
 
     async def setup(self, setup: FrameProcessorSetup) -> None:
         """Set up the service like its host, hidden from the pipeline's observers."""
@@ -211,8 +212,7 @@ class ServiceAdapter:
     def instruct(self, addition: str | None) -> None:
         """Set the text that is appended to the service's system instruction; None removes it."""
         if self._addition is not None:  # Pipecat has no public way to remove it
-            self.service._appended_system_instructions.remove(self._addition)
-            self.service._compose_system_instruction()
+            remove_system_instruction(self.service, self._addition)
         if addition is not None:
             self.service.append_system_instruction(addition)
         self._addition = addition

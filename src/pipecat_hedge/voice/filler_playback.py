@@ -19,6 +19,7 @@ from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.services.tts_service import TTSService
 
 from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.service.pipecat_private import pauses_for_audio
 from pipecat_hedge.voice.audio_file import read_audio
 
 Samples: TypeAlias = npt.NDArray[np.int16]
@@ -70,7 +71,7 @@ class FillerVoice:
         if self._context_id is None:
             self._frame.text = ""
             return not self._is_next
-        if self._tts._pause_frame_processing:
+        if pauses_for_audio(self._tts):
             # Such a service does not match audio to contexts: late filler audio would be taken
             # for the answer's.
             return False

@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from loguru import logger
@@ -24,6 +23,7 @@ from pipecat.frames.frames import (
     InterruptionFrame,
     LLMFullResponseStartFrame,
     StartFrame,
+    SystemFrame,
     TTSAudioRawFrame,
     TTSUpdateSettingsFrame,
 )
@@ -33,24 +33,26 @@ from pipecat.services.tts_service import TTSService
 from pipecat.utils.context.word_timestamp_tracker import WordTimestamp
 
 from pipecat_hedge.policy.arguments import require, require_flag, require_number
-from pipecat_hedge.policy.budget_accounts import BudgetAccounts
-from pipecat_hedge.policy.priced_delay import PricedDelay
-from pipecat_hedge.providers.backends import Backend
-from pipecat_hedge.providers.permits import Permit, Terms
-from pipecat_hedge.providers.standing import Standing
-from pipecat_hedge.providers.verdict import Verdict, classify
 from pipecat_hedge.race.errors import ConfigurationError
-from pipecat_hedge.race.events import InFlight, Waiting
-from pipecat_hedge.race.reports import SpeechReport
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.hedged_service import HedgedLLMService
+from pipecat_hedge.service.pipecat_private import (
+    end_text,
+    is_interruptible,
+    latest_text,
+    speaks_tokens,
+    start_words,
+    turn_context,
+)
 from pipecat_hedge.service.pipeline_search import upstream_of
 from pipecat_hedge.service.provider_client import switch_off_hidden_retries
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.voice.filler_playback import FillerFrame
 from pipecat_hedge.voice.hosted_voice import SILENCE_SECS, HostedVoice, Synthesis
 from pipecat_hedge.voice.playout import Playout
-from pipecat_hedge.voice.spoken_words import CHAR_SECS, is_rest, rest_of, said_chars, spoken_length
+from pipecat_hedge.voice.spoken_turn import Sentence, Turn
+from pipecat_hedge.voice.spoken_words import is_rest, rest_of
+from pipecat_hedge.voice.voice_requests import VoiceRequests
 
 GIVE_UP_SECS = 10.0
 """A silent sentence is left out after this, or when the next one can be heard, but not within
@@ -61,14 +63,13 @@ LULL_SECS = 0.2
 """A voice in the middle of a sentence that sends nothing for so long may have stopped."""
 NEVER_SECS = 3600.0
 """Pipecat ends a context without audio; here every sentence has its own limit."""
-LEAST_PART = 0.6
-"""A sentence without an end or word times is whole if it sounds for this part of its usual time."""
-_TERMS = Terms()
 _FIXED = {
     *("push_text_frames", "push_stop_frames", "push_start_frame", "stop_frame_timeout_s"),
     "max_consecutive_zero_audio_contexts",
 }
-_Step: TypeAlias = Literal["ask", "go on", "end", "leave out"]
+_Step: TypeAlias = Literal["wait", "ask", "switch", "end", "leave out"]
+"""For a sentence: wait for those before it, ask another voice, switch to the request for its rest,
+end it, or leave out what was not said."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,73 +113,6 @@ class _SentenceEnd(ControlFrame):
     slot: Any = None
     is_whole: bool = False
     at_secs: float = 0.0
-
-
-@dataclass
-class _Turn:
-    """What is reported of a turn; see ``SpeechReport``."""
-
-    began_at: float
-    is_interruptible: bool
-    number: int | None = None
-    voice: str | None = None
-    sentences: int = 0
-    rescued: int = 0
-    left_out: int = 0
-    first_at: float | None = None
-    silent_secs: float = 0.0
-    characters: int = 0
-    extra_characters: int = 0
-
-    def begin(self, at: float, dry_at: float) -> None:
-        """A sentence begins to play, after what was played until ``dry_at``."""
-        if self.first_at is None:
-            self.first_at = at
-        else:
-            self.silent_secs += max(0.0, at - dry_at)
-
-    def end(self, sentence: _Sentence, *, is_whole: bool) -> None:
-        """A sentence has ended."""
-        self.left_out += not is_whole
-        if sentence.winner is not None:
-            self.voice = sentence.winner.voice.name
-            self.rescued += is_whole and sentence.winner is not sentence.asked[0]
-
-    def report(self, *, was_interrupted: bool) -> SpeechReport:
-        first_secs = None if self.first_at is None else self.first_at - self.began_at
-        return SpeechReport(
-            self.voice, self.sentences, self.rescued, self.left_out, first_secs,
-            self.silent_secs, self.characters, self.extra_characters, was_interrupted, self.number,
-        )  # fmt: skip
-
-
-class _Sentence:
-    """A sentence that is being spoken."""
-
-    def __init__(
-        self,
-        text: str,
-        context_id: str,
-        slot: Any,
-        before: _Sentence | None,
-        *,
-        is_first: bool,
-        is_filler: bool,
-    ):
-        self.text, self.context_id, self.slot, self.before = text, context_id, slot, before
-        self.is_first, self.is_filler = is_first, is_filler
-        self.asked: list[Synthesis] = []
-        self.winner: Synthesis | None = None
-        self.rest: Synthesis | None = None
-        self.offset_secs: float | None = None  # of the winner's audio in the context's
-        self.patience_secs = 0.0
-        self.changed = asyncio.Event()
-        self.is_done = False
-
-    @property
-    def is_next(self) -> bool:
-        """Whether everything before it has been said."""
-        return self.before is None or self.before.is_done
 
 
 class HedgedTTSService(TTSService):
@@ -238,32 +172,27 @@ class HedgedTTSService(TTSService):
             max_consecutive_zero_audio_contexts=0,
             **kwargs,
         )
-        if self._is_streaming_tokens:
+        if speaks_tokens(self):
             raise ConfigurationError(
                 "text_aggregation_mode must be SENTENCE: another voice takes over a sentence"
             )
-        self._voices = [HostedVoice(each.name, each.service, self._hold_back) for each in voices]
+        self._voices = [
+            HostedVoice(v.name, v.service, 0 if v.same_voice else number, self._hold_back)
+            for number, v in enumerate(voices)
+        ]
         if len(voices) > 1:
             for each in voices:
                 switch_off_hidden_retries(each.service)
-        self._sounds = [0 if not n or v.same_voice else n for n, v in enumerate(voices)]
-        self._sound = 0  # the voice of this call
-        self._given, self._budget = stats, budget
-        self._accounts = BudgetAccounts()
-        self._mean_chars = 0.0
-        self._char_secs = CHAR_SECS
+        self._requests = VoiceRequests(self._voices, budget, self.start_tts_usage_metrics)
+        self._given_stats, self._is_in_session = stats, False
         self._playout = Playout()
-        self._sentences: dict[_Sentence, asyncio.Task[None]] = {}
-        self._last: _Sentence | None = None
-        self._started: dict[str, float] = {}  # by context, when its audio began to play
-        self._complete: set[str] = set()  # contexts to which no sentence is added any more
-        self._turns: dict[str, _Turn] = {}
+        self._turns: dict[str, Turn] = {}  # by context
+        self._sentences: dict[Sentence, asyncio.Task[None]] = {}
+        self._last: Sentence | None = None
         self._is_filler = False  # whether the text at hand is one
         self._llm: HedgedLLMService | None = None
         self._answer: tuple[str | None, int] = (None, 0)  # its context, and its turn's number
-        self._is_in_session = False
-        self._permits: dict[Synthesis, Permit] = {}
-        self._speaking, self._finishing = TaskScope(), TaskScope()
+        self._speaking = TaskScope()
         self._register_event_handler("on_speech_report")
 
     def can_generate_metrics(self) -> bool:
@@ -281,7 +210,8 @@ class HedgedTTSService(TTSService):
         """Set up the voices, too."""
         await super().setup(setup)
         llms = [each for each in upstream_of(self) if isinstance(each, HedgedLLMService)]
-        self._stats = self._given or (llms[0].stats if llms else shared_stats())
+        self._stats = self._given_stats or (llms[0].stats if llms else shared_stats())
+        self._requests.open(self._stats)
         llm = self._llm = next((each for each in llms if each.stats is self._stats), None)
         self._events = self._stats.events if llm is None else llm.events
         await asyncio.gather(*(each.setup(setup, self.sample_rate) for each in self._voices))
@@ -290,7 +220,7 @@ class HedgedTTSService(TTSService):
         """Start the voices; a handshake holds up nothing."""
         await super().start(frame)
         self._is_in_session = True
-        self._stats.begin_session([_backend_of(each) for each in self._voices])
+        self._stats.begin_session([each.backend for each in self._voices])
         for each in self._voices:
             each.start(frame)
 
@@ -308,7 +238,7 @@ class HedgedTTSService(TTSService):
     async def cleanup(self) -> None:
         """Release the resources of all voices."""
         await self._speaking.close()
-        await self._finishing.join()
+        await self._requests.join()
         await super().cleanup()
         await asyncio.gather(*(each.close() for each in self._voices))
         if self._is_in_session:
@@ -318,49 +248,44 @@ class HedgedTTSService(TTSService):
 
     async def _end(self, frame: Frame) -> None:
         await self._speaking.close()
-        for context_id in list(self._turns):
-            await self._report(context_id, was_interrupted=isinstance(frame, CancelFrame))
-        await self._finishing.join()
+        for turn in list(self._turns.values()):
+            await self._report(turn, was_interrupted=isinstance(frame, CancelFrame))
+        await self._requests.join()
         await asyncio.gather(*(each.process(frame) for each in self._voices))
 
     # ---- what Pipecat calls
 
     async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
         """Begin to speak a sentence; its audio comes later."""
-        slot = self._aggregated_frame_sequencer._slots[-1]
         turn = self._turns.get(context_id)
-        sentence = _Sentence(
-            text,
-            context_id,
-            slot,
-            self._last,
-            is_first=turn is None,
-            is_filler=self._is_filler,
-        )
-        self._last = sentence
-        if turn is None:
+        if is_first := turn is None:
             answered, number = self._answer
-            turn = self._turns[context_id] = _Turn(
+            turn = self._turns[context_id] = Turn(
+                context_id,
                 _now(),
-                self._tts_contexts[context_id].interruptible,
+                is_interruptible(self, context_id),
                 number if context_id == answered else None,
+                is_complete=context_id != turn_context(self),  # a text outside of an answer
             )
-        if context_id != self._turn_context_id:  # a text outside of a turn has no other behind it
-            self._complete.add(context_id)
         turn.sentences += 1
         turn.characters += len(text)
-        self._mean_chars += (len(text) - self._mean_chars) * (0.05 if self._mean_chars else 1.0)
-        self._accounts.begin_turn(self._budget, _now())
+        before, slot = self._last, latest_text(self)
+        sentence = self._last = Sentence(text, turn, slot, before, is_first, self._is_filler)
+        self._requests.add_to_budget(sentence)
         task = self._speaking.start(self._speak(sentence), name=f"{self} speaks")
         self._sentences[sentence] = task
         yield None
 
     async def on_turn_context_completed(self) -> None:
         """The turn has no further sentence."""
-        context_id, self._turn_context_id = self._turn_context_id, None
+        context_id = turn_context(self)
+        await super().on_turn_context_completed()
         if context_id is not None and self.audio_context_available(context_id):
-            self._complete.add(context_id)
-            await self._close_if_said(context_id)
+            if (turn := self._turns.get(context_id)) is None:  # no voice may be asked any more
+                await self.remove_audio_context(context_id)
+            else:
+                turn.is_complete = True
+                await self._close_if_said(turn)
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         """Process a frame; what was released of an interrupted turn is not played."""
@@ -369,66 +294,64 @@ class HedgedTTSService(TTSService):
                 if frame.service is each.service:
                     await each.update(frame)
                     return
-        self._is_filler = isinstance(frame, FillerFrame)
+        if not isinstance(frame, SystemFrame):  # which may come in the middle of a text
+            self._is_filler = isinstance(frame, FillerFrame)
         await super().process_frame(frame, direction)
         if isinstance(frame, LLMFullResponseStartFrame) and self._llm is not None:
-            self._answer = self._turn_context_id, self._llm.turn_number
+            self._answer = turn_context(self), self._llm.turn_number
         elif isinstance(frame, InterruptionFrame):
-            ended = [each for each, turn in self._turns.items() if turn.is_interruptible]
-            for context_id in ended:
-                await self._report(context_id, was_interrupted=True)
+            for turn in [each for each in self._turns.values() if each.is_interruptible]:
+                await self._report(turn, was_interrupted=True)
             if not self._turns:
                 self._playout.stop(_now())
 
     async def on_audio_context_interrupted(self, context_id: str) -> None:
         """Ask for no more of what is not said any more."""
         for sentence, task in list(self._sentences.items()):
-            if sentence.context_id == context_id:
+            if sentence.turn.context_id == context_id:
                 task.cancel()
-        await self._report(context_id, was_interrupted=True)
+        if (turn := self._turns.get(context_id)) is not None:
+            await self._report(turn, was_interrupted=True)
 
     async def start_word_timestamps(self) -> None:
         """Time words from when the caller hears the context's audio."""
-        context_id = self.get_active_audio_context_id() or ""
-        wait_secs = max(0.0, self._started.get(context_id, 0.0) - _now())
+        turn = self._turns.get(self.get_active_audio_context_id() or "")
+        begins_at = 0.0 if turn is None else turn.first_at or 0.0
+        wait_secs = max(0.0, begins_at - _now())
         at = self.get_clock().get_time() + int(wait_secs * 1e9)
-        for cached in self._word_timestamp_tracker.start(at):
-            spaced = cached.includes_inter_frame_spaces
-            await self._add_word_timestamps(
-                [(cached.word, cached.timestamp)], cached.context_id, spaced
-            )
+        await start_words(self, at)
 
     async def push_frame(
         self, frame: Frame, direction: FrameDirection = FrameDirection.DOWNSTREAM
     ) -> None:
         """Push a frame."""
         if isinstance(frame, _SentenceEnd):
-            await self._settle(frame)
+            await end_text(self, frame.slot, frame.at_secs, is_whole=frame.is_whole)
         else:
             await super().push_frame(frame, direction)
 
     async def _update_settings(self, delta: TTSSettings) -> dict[str, Any]:
         """Change the settings of the first voice and its like; of others, the language."""
-        first = type(self._voices[0].service._settings)
+        first = type(self._voices[0].service.settings)
         for each in self._voices:
             its = replace(delta)  # a service has its own names of languages
-            if type(each.service._settings) is not first:
+            if type(each.service.settings) is not first:
                 its = TTSSettings(language=delta.language)
-            elif not isinstance(each.service._settings, type(delta)):
+            elif not isinstance(each.service.settings, type(delta)):
                 continue
             await each.update(TTSUpdateSettingsFrame(delta=its, service=each.service))
         return await super()._update_settings(delta)
 
     # ---- a sentence
 
-    async def _speak(self, sentence: _Sentence) -> None:
+    async def _speak(self, sentence: Sentence) -> None:
         is_whole = False
         try:
             if is_rest(sentence.text, 0):
-                voice = self._first_voice(sentence)
-                self._ask(sentence, voice, sentence.text)
+                voice = self._requests.first_voice(sentence)
+                self._requests.ask(sentence, voice, sentence.text)
                 if sentence.is_first:
-                    self._recover(sentence, voice)
+                    self._requests.recover(sentence, voice)
                 is_whole = await self._until_said(sentence)
             else:  # an emoji has no sound
                 while not sentence.is_next:
@@ -438,160 +361,142 @@ class HedgedTTSService(TTSService):
         except Exception:
             logger.exception(f"{self}: a sentence failed")
         finally:
-            sentence.is_done, sentence.before = True, None
+            sentence.end()
             self._sentences.pop(sentence, None)
             for asked in sentence.asked:
-                self._finish(asked)
+                self._requests.finish(asked)
             self._wake()
         if sentence.winner is None and not is_whole and not sentence.is_filler:
             await self.push_error("no voice has spoken a sentence")
-        self._turns[sentence.context_id].end(sentence, is_whole=is_whole)
-        context_id = sentence.context_id
-        at_secs = self._playout.dry_at - self._started.get(context_id, 0.0)
+        turn = sentence.turn
+        turn.end_sentence(sentence, is_whole=is_whole)
+        at_secs = self._playout.dry_at - (turn.first_at or 0.0)
         end = _SentenceEnd(slot=sentence.slot, is_whole=is_whole, at_secs=at_secs)
-        await self.append_to_audio_context(context_id, end)
-        await self._close_if_said(context_id)
+        await self.append_to_audio_context(turn.context_id, end)
+        await self._close_if_said(turn)
 
-    async def _until_said(self, sentence: _Sentence) -> bool:
+    async def _until_said(self, sentence: Sentence) -> bool:
         """Wait until a sentence was said, or cannot be; whether all of it was."""
         while True:
             sentence.changed.clear()
-            self._commit(sentence)
+            self._requests.learn(sentence)
+            if sentence.winner is None and sentence.is_next:
+                self._choose_winner(sentence)
             winner = sentence.winner
-            if winner is not None and sentence.is_next and sentence.rest is None:
+            if winner is not None and sentence.rest is None:
                 await self._release(sentence, winner)
                 if winner.is_ended:
+                    winner.voice.learn_pace(winner)
                     return True
             due_at, step = self._next_step(sentence)
             if due_at is not None and due_at <= _now():
                 if step == "ask":
                     await self._ask_another(sentence)
-                elif step == "go on":
-                    self._go_on(sentence)
+                elif step == "switch":
+                    self._switch_to_rest(sentence)
                 else:
-                    return step == "end" and self._is_whole(sentence)
+                    return step == "end"
                 continue
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(due_at):
                     await sentence.changed.wait()
 
-    def _commit(self, sentence: _Sentence) -> None:
+    def _choose_winner(self, sentence: Sentence) -> None:
         """The first voice that is heard speaks the sentence."""
+        fitting = self._requests.fitting(sentence)
+        heard = [each for each in fitting if each.audible_at is not None]
+        if not heard:
+            return
+        winner = min(heard, key=lambda each: each.audible_at or 0.0)
+        sentence.winner, self._requests.speaker = winner, winner.voice.speaker
+        self._wake()  # a later sentence may have been asked of a voice that does not fit
         for asked in sentence.asked:
-            permit = self._permits.get(asked)
-            if asked.audible_at is not None and permit is not None and not permit.has_token:
-                self._stats.record_first_token(permit, asked.audible_at)
-                secs = asked.audible_at - asked.sent_at
-                self._stats.record_wait(_backend(asked), secs, None)
-                asked.voice.sounds.append(secs)
-        if sentence.winner is None and sentence.is_next:
-            heard = [each for each in self._fitting(sentence) if each.audible_at is not None]
-            if heard:
-                sentence.winner = min(heard, key=lambda each: each.audible_at or 0.0)
-                self._sound = self._sound_of(sentence.winner.voice)
-                self._wake()  # a later sentence may have been asked of a voice that does not fit
-                for asked in sentence.asked:
-                    if asked is not sentence.winner:
-                        was_first = asked.asked_at < sentence.winner.asked_at
-                        self._finish(asked, was_overtaken=True, was_silent=was_first)
+            if asked is not winner:
+                was_first = asked.asked_at < winner.asked_at
+                self._requests.finish(asked, was_overtaken=True, was_silent=was_first)
 
-    def _next_step(self, sentence: _Sentence) -> tuple[float | None, _Step]:
-        """What is due next, and when; None as the time if that depends on others."""
+    def _next_step(self, sentence: Sentence) -> tuple[float | None, _Step]:
+        """What is due next for a sentence, and when; None if that depends on others."""
         winner, now, dry_at = sentence.winner, _now(), self._playout.dry_at
-        another = self._another_voice(sentence)
-        fitting = self._fitting(sentence)
+        fitting = self._requests.fitting(sentence)
         if winner is None and all(each.is_over and each.audible_at is None for each in fitting):
-            if another is None:
-                return now, "leave out"
-            was_asked = any(each.voice is another for each in sentence.asked)
-            held_secs = self._standings([another])[0].retry_after_secs if was_asked else 0.0
-            return min(now + held_secs, sentence.asked[-1].asked_at + SILENCE_SECS), "ask"
+            return self._after_failures(sentence)
         if not sentence.is_next:
-            return None, "leave out"
+            return None, "wait"
         following = [each for each in self._sentences if each.before is sentence]
-        if following and sentence.is_filler and not (winner and self._is_said(winner)):
+        if following and sentence.is_filler and not (winner and winner.is_said):
             return (now if winner is None else dry_at), "leave out"
-        waiting = (asked for each in following for asked in self._fitting(each))
+        waiting = (asked for each in following for asked in self._requests.fitting(each))
         next_waits = any(each.audible_at is not None for each in waiting)
         if winner is None:
-            asked_at = sentence.asked[-1].asked_at
-            if another is not None:
-                was_asked = any(each.voice is another for each in sentence.asked)
-                patience_secs = SILENCE_SECS if was_asked else sentence.patience_secs
-                return max(asked_at + patience_secs, dry_at - self._lead_secs(another)), "ask"
-            least_secs = 0.0 if next_waits else GIVE_UP_SECS
-            sent_at = min((each.sent_at for each in sentence.asked if each.is_sent), default=now)
-            return max(sent_at + least_secs, asked_at + SILENCE_SECS), "leave out"
+            return self._in_silence(sentence, next_waits=next_waits)
         if (rest := sentence.rest) is not None:
             is_ready = rest.is_over or rest.audible_at is not None or winner.has_more
-            return (dry_at if is_ready else rest.asked_at + SILENCE_SECS), "go on"
-        if not self._is_said(winner):
-            if another is not None:
-                stalls_at = max(dry_at - self._lead_secs(another), winner.heard_at + LULL_SECS)
-                return now if winner.is_over else stalls_at, "ask"
-            return dry_at + SILENCE_SECS, "leave out"
+            return (dry_at if is_ready else rest.asked_at + SILENCE_SECS), "switch"
+        if not winner.is_said:
+            another = self._requests.another_voice(sentence)
+            if another is None:
+                return dry_at + SILENCE_SECS, "leave out"
+            lead_secs = self._requests.lead_secs(another)
+            stalls_at = max(dry_at - lead_secs, winner.heard_at + LULL_SECS)
+            return (now if winner.is_over else stalls_at), "ask"
         is_quick = next_waits or winner.is_over or (following and winner.words)
         return dry_at + (PAUSE_SECS if is_quick else SILENCE_SECS), "end"
 
-    async def _ask_another(self, sentence: _Sentence) -> None:
+    def _after_failures(self, sentence: Sentence) -> tuple[float, _Step]:
+        """Another voice is asked at once; one that was asked, when it is due and soon."""
+        now, another = _now(), self._requests.another_voice(sentence)
+        if another is None:
+            return now, "leave out"
+        held_secs = self._requests.held_secs(another) if sentence.has_asked(another) else 0.0
+        return min(now + held_secs, sentence.asked[-1].asked_at + SILENCE_SECS), "ask"
+
+    def _in_silence(self, sentence: Sentence, *, next_waits: bool) -> tuple[float, _Step]:
+        """Another voice is asked when silence would be heard and is worth its price."""
+        another, asked_at = self._requests.another_voice(sentence), sentence.asked[-1].asked_at
+        if another is None:
+            least_secs = 0.0 if next_waits else GIVE_UP_SECS
+            sent_at = min((each.sent_at for each in sentence.asked if each.is_sent), default=_now())
+            return max(sent_at + least_secs, asked_at + SILENCE_SECS), "leave out"
+        has_asked = sentence.has_asked(another)
+        patience_secs = SILENCE_SECS if has_asked else sentence.patience_secs
+        lead_secs = self._requests.lead_secs(another)
+        return max(asked_at + patience_secs, self._playout.dry_at - lead_secs), "ask"
+
+    async def _ask_another(self, sentence: Sentence) -> None:
         """Ask another voice for the sentence, or for the rest of it."""
-        voice, now = self._another_voice(sentence), _now()
+        voice, winner = self._requests.another_voice(sentence), sentence.winner
         assert voice is not None
-        last = sentence.asked[-1]
-        late_secs = last.voice.late_secs
-        is_due = not sentence.is_first or last.is_over or now >= last.asked_at + late_secs
-        winner = sentence.winner
-        text = sentence.text
-        if winner is not None:
-            text = rest_of(winner.text, self._said(winner))
-        cost = len(text) / self._mean_chars
-        if is_due or winner is not None:
-            self._accounts.pay(self._budget, cost, now)
-        elif not self._accounts.claim(self._budget, cost, now):
-            sentence.patience_secs = late_secs
+        text = sentence.text if winner is None else rest_of(winner.text, winner.said)
+        if not self._requests.pay(sentence, text):
             return
         for earlier in sentence.asked:
             if earlier.voice is voice and (voice.hides_silence or earlier.is_over):
-                await self._finish(earlier)
-        asked = self._ask(sentence, voice, text)
+                await self._requests.finish(earlier)
+        asked = self._requests.ask(sentence, voice, text)
         if winner is not None:
             sentence.rest = asked
 
-    def _go_on(self, sentence: _Sentence) -> None:
-        """Say the rest once the audio was played: by the new request, if it is heard by then."""
+    def _switch_to_rest(self, sentence: Sentence) -> None:
+        """The audio was played: the request for the rest speaks, if it is heard by now."""
         winner, rest = sentence.winner, sentence.rest
         assert winner is not None
         assert rest is not None
         sentence.rest = None
         if rest.audible_at is None:
-            self._finish(rest, was_silent=not winner.has_more)
-            return
-        self._finish(winner)
-        sentence.winner, sentence.offset_secs = rest, None
+            self._requests.finish(rest, was_silent=not winner.has_more)
+        else:
+            self._requests.finish(winner)
+            sentence.winner, sentence.offset_secs = rest, None
 
-    def _is_whole(self, sentence: _Sentence) -> bool:
-        """Whether a sentence without an end mark was said, by its words or its length."""
-        return sentence.winner is not None and self._is_said(sentence.winner)
-
-    def _is_said(self, asked: Synthesis) -> bool:
-        if asked.words:
-            return not is_rest(asked.text, self._said(asked))
-        usual_secs = self._char_secs * spoken_length(asked.text)
-        return asked.audio_secs >= LEAST_PART * usual_secs
-
-    def _said(self, asked: Synthesis) -> int:
-        return said_chars(asked.text, asked.words, asked.audio_secs, self._char_secs)
-
-    async def _release(self, sentence: _Sentence, winner: Synthesis) -> None:
+    async def _release(self, sentence: Sentence, winner: Synthesis) -> None:
         """Pass on what has come: the caller hears it next."""
-        context_id, playout = sentence.context_id, self._playout
+        context_id, playout = sentence.turn.context_id, self._playout
         for item in winner.take():
             now = _now()
-            at = playout.next_at(now)
             if sentence.offset_secs is None:
-                turn = self._turns[context_id]
-                turn.begin(at, playout.dry_at)
-                sentence.offset_secs = at - self._started.setdefault(context_id, at)
+                begins_at = playout.next_at(now)
+                sentence.offset_secs = sentence.turn.begin_sentence(begins_at, playout.dry_at)
             if isinstance(item, TTSAudioRawFrame):
                 item.context_id = context_id
                 playout.release(item.num_frames / item.sample_rate, now)
@@ -602,184 +507,33 @@ class HedgedTTSService(TTSService):
                 await self.append_to_audio_context(
                     context_id, WordTimestamp(item.word, secs, context_id, spaced)
                 )
-        if winner.is_ended:
-            rate = winner.audio_secs / spoken_length(winner.text)
-            weight = 1.0 if self._char_secs == CHAR_SECS else 0.2
-            self._char_secs += weight * (rate - self._char_secs)
-
-    async def _settle(self, end: _SentenceEnd) -> None:
-        """Say what was heard of a sentence: the rest of its words, or no more of them."""
-        slot, sequencer, times = (
-            end.slot,
-            self._aggregated_frame_sequencer,
-            self._word_timestamp_tracker,
-        )
-        if not slot.complete and end.is_whole:
-            rest = slot.tracker.get_remaining_tts_text()
-            at = times.pts(end.at_secs) if times.started else self.get_clock().get_time()
-            await self._push_word_frames(sequencer.process_word(rest, at, slot.context_id))
-        if not slot.complete:
-            slot.complete = True
-            await self._push_word_frames(sequencer.flush())
-
-    # ---- voices
-
-    def _first_voice(self, sentence: _Sentence) -> HostedVoice:
-        """The preferred voice of the call that is well."""
-        voices = [v for v, n in zip(self._voices, self._sounds, strict=True) if n == self._sound]
-        if sentence.is_first:
-            voices += [v for v in self._voices if v not in voices]
-        return self._best(voices)
-
-    def _another_voice(self, sentence: _Sentence) -> HostedVoice | None:
-        """The voice to ask next for a sentence; None if all have been asked."""
-        asked = [each.voice for each in sentence.asked]
-        may_change = sentence.is_first and sentence.winner is None
-        voices = [
-            v
-            for v, sound in zip(self._voices, self._sounds, strict=True)
-            if v not in asked and (sound == self._sound or may_change)
-        ]
-        voices.sort(key=lambda v: self._sound_of(v) != self._sound)
-        if len(asked) == len(set(asked)) and not any(map(self._may_ask, voices)):
-            voices += [each.voice for each in self._fitting(sentence)]  # a fresh request
-        return self._best(voices) if voices else None
-
-    def _best(self, voices: Sequence[HostedVoice]) -> HostedVoice:
-        """The first that is well; else the first that may be asked, or may be so the soonest."""
-        standings = dict(zip(voices, self._standings(voices), strict=True))
-
-        def trouble(voice: HostedVoice) -> tuple[float, bool, bool]:
-            it = standings[voice]
-            return it.retry_after_secs, it.is_rejecting, it.breaker != "closed"
-
-        return min(voices, key=trouble)
-
-    def _may_ask(self, voice: HostedVoice) -> bool:
-        return not self._standings([voice])[0].retry_after_secs
 
     def _hold_back(self, voice: HostedVoice, secs: float) -> None:
-        """A voice's provider has sent ``Retry-After``."""
-        self._stats.set_retry_after(_backend_of(voice).record_key, _now() + secs)
+        self._requests.hold_back(voice, secs)
         asyncio.get_running_loop().call_later(secs, self._wake)
-
-    def _fitting(self, sentence: _Sentence) -> list[Synthesis]:
-        """The requests whose voice may speak: the caller's, or any at the start of a turn."""
-        if sentence.is_first and sentence.winner is None:
-            return sentence.asked
-        return [each for each in sentence.asked if self._sound_of(each.voice) == self._sound]
-
-    def _sound_of(self, voice: HostedVoice) -> int:
-        return self._sounds[self._voices.index(voice)]
-
-    def _standings(self, voices: Sequence[HostedVoice]) -> list[Standing]:
-        keys = [_backend_of(each).record_key for each in voices]
-        return self._stats.standing(keys, "hedge", _TERMS, _now())
-
-    def _ask(self, sentence: _Sentence, voice: HostedVoice, text: str) -> Synthesis:
-        sent = partial(self._count, sentence.context_id, text, is_extra=bool(sentence.asked))
-        asked = voice.ask(text, sentence.changed.set, sent)
-        if not sentence.is_filler:  # which says nothing of a voice
-            key = _backend_of(voice).record_key
-            work = "hedge" if sentence.asked else "primary"
-            self._permits[asked] = self._stats.issue(key, work, _TERMS, asked.asked_at)
-        sentence.asked.append(asked)
-        sentence.patience_secs = self._patience_secs(sentence, voice)
-        return asked
-
-    def _count(self, context_id: str, text: str, *, is_extra: bool) -> None:
-        """Count a text that a voice gets."""
-        self._finishing.start(self.start_tts_usage_metrics(text), name=f"{self} counts")
-        if is_extra and (turn := self._turns.get(context_id)) is not None:
-            turn.extra_characters += len(text)
-
-    def _patience_secs(self, sentence: _Sentence, voice: HostedVoice) -> float:
-        """How long a voice may be silent before another one is worth its price."""
-        another = self._another_voice(sentence)
-        if another is None:
-            return voice.late_secs
-        first, second = _backend_of(voice), _backend_of(another)
-        estimates = self._stats.estimates([first, second], None, by_sentence=False)
-        share = self._accounts.share(self._budget, 1.0) if sentence.is_first else 1.0
-        shares = {second.provider: share}
-        rule = PricedDelay(estimates, shares, benefits=self._accounts.benefits)
-        waiting = Waiting(0.0, (InFlight(first.provider, 0.0, None),), second.provider)
-        at = rule.next_launch(waiting).at
-        return voice.late_secs if at is None else min(at, voice.late_secs)
-
-    def _lead_secs(self, voice: HostedVoice) -> float:
-        """The time within which a voice is heard in nine of ten cases."""
-        backend = _backend_of(voice)
-        found = self._stats.estimates([backend], None, by_sentence=False)[backend.provider]
-        return found.first_token.quantile(0.9)
-
-    def _recover(self, sentence: _Sentence, besides: HostedVoice) -> None:
-        """Try voices whose breaker is half-open with a text that another one speaks."""
-        for voice in self._voices:
-            key, now = _backend_of(voice).record_key, _now()
-            if (
-                voice is not besides
-                and self._may_ask(voice)
-                and self._stats.claim_recovery(key, now)
-            ):
-                self._finishing.start(self._try(voice, sentence), name=f"{self} tries {voice.name}")
-
-    async def _try(self, voice: HostedVoice, sentence: _Sentence) -> None:
-        changed = asyncio.Event()
-        sent = partial(self._count, sentence.context_id, sentence.text, is_extra=True)
-        asked = voice.ask(sentence.text, changed.set, sent)
-        key = _backend_of(voice).record_key
-        self._permits[asked] = self._stats.issue(
-            key, "hedge", _TERMS, asked.asked_at, is_recovery=True
-        )
-        with suppress(TimeoutError):
-            async with asyncio.timeout(SILENCE_SECS):
-                while asked.audible_at is None and not asked.is_over:
-                    changed.clear()
-                    await changed.wait()
-        await self._finish(asked, was_silent=True)
-
-    def _finish(
-        self, asked: Synthesis, *, was_overtaken: bool = False, was_silent: bool = False
-    ) -> asyncio.Task[None]:
-        """End a request, and learn from it; silence counts if another one was heard meanwhile."""
-        if (permit := self._permits.pop(asked, None)) is not None:
-            now, verdict = _now(), _verdict(asked, was_silent=was_silent)
-            is_silent = asked.audible_at is None and asked.error is None
-            self._stats.release(
-                permit, verdict, now, has_begun=asked.audible_at is not None,
-                was_overtaken=was_overtaken and is_silent,
-            )  # fmt: skip
-            if is_silent and asked.is_sent:
-                self._stats.record_wait(_backend(asked), now - asked.sent_at, None, censored=True)
-        return self._finishing.start(asked.voice.finish(asked), name=f"{self} ends a request")
-
-    # ---- a turn
-
-    async def _close_if_said(self, context_id: str) -> None:
-        is_open = any(each.context_id == context_id for each in self._sentences)
-        if context_id in self._complete and not is_open:
-            await self.remove_audio_context(context_id)
-            self._complete.discard(context_id)
-            work = self._report_when_played(context_id, self._playout.dry_at)
-            self._speaking.start(work, name=f"{self} plays")
-
-    async def _report_when_played(self, context_id: str, dry_at: float) -> None:
-        await asyncio.sleep(dry_at - _now())
-        await self._report(context_id)
-
-    async def _report(self, context_id: str, *, was_interrupted: bool = False) -> None:
-        """Report a turn, and keep nothing of it."""
-        self._complete.discard(context_id)
-        self._started.pop(context_id, None)
-        if (turn := self._turns.pop(context_id, None)) is not None:
-            report = turn.report(was_interrupted=was_interrupted)
-            self._events.publish(report)
-            await self._call_event_handler("on_speech_report", report)
 
     def _wake(self) -> None:
         for each in self._sentences:
             each.changed.set()
+
+    # ---- a turn
+
+    async def _close_if_said(self, turn: Turn) -> None:
+        if turn.is_complete and not any(each.turn is turn for each in self._sentences):
+            await self.remove_audio_context(turn.context_id)
+            work = self._report_when_played(turn, self._playout.dry_at)
+            self._speaking.start(work, name=f"{self} plays")
+
+    async def _report_when_played(self, turn: Turn, dry_at: float) -> None:
+        await asyncio.sleep(dry_at - _now())
+        await self._report(turn)
+
+    async def _report(self, turn: Turn, *, was_interrupted: bool = False) -> None:
+        """Report a turn, and keep nothing of it."""
+        if self._turns.pop(turn.context_id, None) is not None:
+            report = turn.report(was_interrupted=was_interrupted)
+            self._events.publish(report)
+            await self._call_event_handler("on_speech_report", report)
 
 
 def _check(voices: Sequence[Voice]) -> None:
@@ -790,23 +544,6 @@ def _check(voices: Sequence[Voice]) -> None:
         raise ConfigurationError("voices: two have the same name; give each its own")
     if len({id(each.service) for each in voices}) < len(voices):
         raise ConfigurationError("voices: two have the same service; give each its own")
-
-
-def _backend_of(voice: HostedVoice) -> Backend:
-    return Backend(voice.name, voice.model, measures="speech")
-
-
-def _backend(asked: Synthesis) -> Backend:
-    return _backend_of(asked.voice)
-
-
-def _verdict(asked: Synthesis, *, was_silent: bool) -> Verdict:
-    if asked.audible_at is not None:
-        return "answered"
-    if asked.error is not None:
-        is_permanent = asked.error.permanent
-        return "failed" if is_permanent else classify(asked.error, has_answered=False)
-    return "silent" if was_silent else "dropped"
 
 
 def _now() -> float:

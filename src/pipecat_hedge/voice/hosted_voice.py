@@ -1,8 +1,7 @@
 """Hosts a text-to-speech service: it synthesises, and says nothing itself.
 
 A request is a ``TTSSpeakFrame`` with a context of its own. What the service would queue in its
-audio contexts is taken from it on the instance. This is the one module of speech that uses what is
-private of Pipecat: the connection, the slots of spoken text, and the contexts' settings.
+audio contexts is taken from it on the instance.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,8 +32,19 @@ from pipecat.services.tts_service import (
 from pipecat.utils.context.word_timestamp_tracker import WordTimestamp
 from pipecat.utils.errors import ErrorCategory
 
+from pipecat_hedge.providers.backends import Backend
+from pipecat_hedge.providers.permits import Permit
 from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.race.task_scope import TaskScope
+from pipecat_hedge.service.pipecat_private import (
+    allow_silence,
+    connect_one_by_one,
+    forget_text,
+    has_connection,
+    on_connection_lost,
+    pauses_for_audio,
+    reconnect,
+)
 from pipecat_hedge.service.provider_client import (
     Rejection,
     attempt_error,
@@ -43,6 +53,7 @@ from pipecat_hedge.service.provider_client import (
     is_rejection,
     report_responses,
 )
+from pipecat_hedge.voice.spoken_words import CHAR_SECS, is_rest, said_chars, spoken_length
 
 SILENCE_SECS = 3.0
 """The longest time in which no other voice is asked, as ``silence_secs`` of ``HedgePolicy``."""
@@ -50,6 +61,8 @@ LATE_SECS = 1.0
 """A voice that is silent for longer, and for longer than in its last hundred sentences, is late."""
 ONSET_SECS = 0.2
 """The audio that is searched for the beginning of speech; Pipecat's detector needs 0.05 s of it."""
+LEAST_PART = 0.6
+"""A sentence without an end or word times is whole if it sounds for this part of its usual time."""
 _CLOSED = AttemptError(ErrorCategory.CONNECTIVITY.value, "the connection was closed")
 _EMPTY = AttemptError("empty", "ended without a sound")
 
@@ -66,6 +79,10 @@ class Synthesis:
         words: The words that have been timed, with their seconds from the start of the audio.
         is_ended: Whether the service has said that it is whole.
         error: Why it failed; None if it has not.
+        heard_at: When its latest audio came.
+        rejection: The latest error response over HTTP; None without one.
+        is_sent: Whether the service has got it, at ``sent_at``: it may wait for an earlier one.
+        permit: That of the request, for whoever learns from it.
     """
 
     def __init__(
@@ -84,10 +101,11 @@ class Synthesis:
         self.words: list[tuple[str, float]] = []
         self.is_ended = False
         self.error: AttemptError | None = None
-        self.rejection: Any = None  # the latest error response
+        self.rejection: Any = None
         self.sent_at = self.asked_at
         self.is_sent = False
         self.has_context = False  # as far as the service knows
+        self.permit: Permit | None = None
         self._items: deque[TTSAudioRawFrame | WordTimestamp] = deque()
         self._searched = b""
         self._resampler = create_stream_resampler(clear_after_secs=None)
@@ -113,6 +131,19 @@ class Synthesis:
     def is_over(self) -> bool:
         """Whether nothing more will come of it."""
         return self.is_ended or self.error is not None
+
+    @property
+    def said(self) -> int:
+        """How many characters of the text its audio has; see ``said_chars``."""
+        return said_chars(self.text, self.words, self.audio_secs, self.voice.char_secs)
+
+    @property
+    def is_said(self) -> bool:
+        """Whether its audio has all of the text, by the words or, without any, by its length."""
+        if self.words:
+            return not is_rest(self.text, self.said)
+        usual_secs = self.voice.char_secs * spoken_length(self.text)
+        return self.audio_secs >= LEAST_PART * usual_secs
 
     def fail(self, error: AttemptError) -> None:
         """Nothing more comes."""
@@ -172,26 +203,35 @@ class HostedVoice:
     Attributes:
         name: The voice's name.
         service: The service.
+        speaker: Whom one hears: voices of the same number sound alike.
         open: Its unfinished requests, by context.
-        sounds: The times to the first sound of its last sentences, in seconds.
+        first_sound_secs: The times to the first sound of its last sentences.
+        char_secs: What a character takes it.
     """
 
     def __init__(
-        self, name: str, service: TTSService, held_back: Callable[[HostedVoice, float], None]
+        self,
+        name: str,
+        service: TTSService,
+        speaker: int,
+        held_back: Callable[[HostedVoice, float], None],
     ):
         """Host a service.
 
         Args:
             name: The voice's name.
             service: The service.
+            speaker: Whom one hears.
             held_back: Called with the voice and the seconds of a ``Retry-After``.
         """
-        self.name, self.service, self._held_back = name, service, held_back
+        self.name, self.service, self.speaker = name, service, speaker
+        self._held_back = held_back
         self.open: dict[str, Synthesis] = {}
-        self.sounds: deque[float] = deque(maxlen=100)
+        self.first_sound_secs: deque[float] = deque(maxlen=100)
+        self.char_secs = CHAR_SECS
         self._asking: Synthesis | None = None
         self._sample_rate = 0
-        self._turn, self._connecting = asyncio.Lock(), asyncio.Lock()
+        self._turn = asyncio.Lock()
         self._tasks: dict[str, TaskScope] = {}
         self._scope = TaskScope()
         self._is_free = asyncio.Event()
@@ -202,29 +242,34 @@ class HostedVoice:
             *("remove_active_audio_context", "reset_active_audio_context", "push_frame"),
         ):
             setattr(service, method, getattr(self, f"_{method}"))
-        if isinstance(service, WebsocketTTSService):
-            service._close_connection_contexts = self._connection_closed
-            for method in ("_connect_websocket", "_disconnect_websocket"):
-                setattr(service, method, self._one_by_one(getattr(service, method)))
-        service._max_consecutive_zero_audio_contexts = 0
+        on_connection_lost(service, self._connection_closed)
+        connect_one_by_one(service)
+        allow_silence(service)
 
     @property
-    def model(self) -> str | None:
-        """The service's model and voice, as in ``sonic-3/7c5a``; None without either."""
-        settings: Any = self.service._settings
+    def backend(self) -> Backend:
+        """Its name in what is learned, with the model and voice, as in ``sonic-3/7c5a``."""
+        settings: Any = self.service.settings
         named = (getattr(settings, "model", None), getattr(settings, "voice", None))
-        return "/".join(each for each in named if isinstance(each, str)) or None
+        model = "/".join(each for each in named if isinstance(each, str)) or None
+        return Backend(self.name, model, measures="speech")
+
+    def learn_pace(self, asked: Synthesis) -> None:
+        """Learn what a character takes from a text that was said to its end."""
+        rate = asked.audio_secs / spoken_length(asked.text)
+        weight = 1.0 if self.char_secs == CHAR_SECS else 0.2
+        self.char_secs += weight * (rate - self.char_secs)
 
     @property
     def late_secs(self) -> float:
         """When another voice is asked at the latest, whatever it costs."""
-        return min(max((LATE_SECS, *self.sounds)), SILENCE_SECS)
+        return min(max((LATE_SECS, *self.first_sound_secs)), SILENCE_SECS)
 
     @property
     def one_at_a_time(self) -> bool:
         """Whether the service cannot tell whose audio it gets, so that requests must wait."""
         service = self.service
-        return isinstance(service, InterruptibleTTSService) or service._pause_frame_processing
+        return isinstance(service, InterruptibleTTSService) or pauses_for_audio(service)
 
     @property
     def hides_silence(self) -> bool:
@@ -313,12 +358,8 @@ class HostedVoice:
                 await getattr(service, f"on_audio_context_{hook}")(context_id=asked.context_id)
             except Exception as error:
                 logger.debug(f"{self.name}: {error}")
-            service._tts_contexts.pop(asked.context_id, None)
-            if service._turn_context_id == asked.context_id:  # another request may be in it
-                service._turn_context_id = None
-            others = set(self.open) - {asked.context_id}
-            service._aggregated_frame_sequencer.clear(keep_contexts=others)
-            if self.one_at_a_time and not asked.is_ended and hasattr(service, "_connect"):
+            forget_text(service, asked.context_id, self.open.keys() - {asked.context_id})
+            if self.one_at_a_time and not asked.is_ended and has_connection(service):
                 self._scope.start(self._reconnect(asked), name=f"reconnects {self.name}")
                 return
             del self.open[asked.context_id]
@@ -326,26 +367,15 @@ class HostedVoice:
 
     async def _reconnect(self, asked: Synthesis) -> None:
         """Late audio of a request would be taken for the next one's, which waits for this."""
-        service: Any = self.service
         try:
-            await service._disconnect()
-            await service._connect()
+            await reconnect(self.service)
             # ElevenLabs' clock of words has gone on with what came since the interruption.
-            await service.on_audio_context_completed(context_id=asked.context_id)
+            await self.service.on_audio_context_completed(context_id=asked.context_id)
         except Exception as error:
             logger.debug(f"{self.name}: {error}")
         finally:
             del self.open[asked.context_id]
             self._is_free.set()
-
-    def _one_by_one(self, change: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-        """Both the reader and the next request renew a lost connection; one would stay open."""
-
-        async def changed() -> None:
-            async with self._connecting:
-                await change()
-
-        return changed
 
     # ---- in place of the service's methods
 

@@ -247,7 +247,7 @@ def name_of(service: str) -> str:
 
 def model_of(service: STTService) -> str | None:
     """The model of a recogniser; None if it is the service's own choice."""
-    model = service._settings.model
+    model = service.settings.model
     return model if isinstance(model, str) else None
 
 
