@@ -26,6 +26,7 @@ from pipecat.frames.frames import (
     TTSAudioRawFrame,
     TTSUpdateSettingsFrame,
 )
+from pipecat.metrics.metrics import MetricsData
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessorSetup
 from pipecat.services.settings import TTSSettings
 from pipecat.services.tts_service import TTSService
@@ -562,6 +563,7 @@ class HedgedTTSService(TTSService):
             if sentence.offset_secs is None:
                 turn = self._turns[context_id]
                 turn.begin(at, playout.dry_at)
+                self._measure(winner.voice)
                 sentence.offset_secs = at - self._started.setdefault(context_id, at)
             if isinstance(item, TTSAudioRawFrame):
                 item.context_id = context_id
@@ -640,8 +642,18 @@ class HedgedTTSService(TTSService):
         self._permits[asked] = self._stats.issue(key, work, _TERMS, asked.asked_at)
         sentence.asked.append(asked)
         sentence.patience_secs = self._patience_secs(sentence, voice)
-        self._finishing.start(self.start_tts_usage_metrics(text), name=f"{self} counts")
+        self._finishing.start(self._count(voice, text), name=f"{self} counts")
         return asked
+
+    async def _count(self, voice: HostedVoice, text: str) -> None:
+        self._measure(voice)
+        await self.start_tts_usage_metrics(text)
+
+    def _measure(self, voice: HostedVoice) -> None:
+        """What is measured next is this voice's: metrics have its model."""
+        model = voice.service.settings.model
+        named = model if isinstance(model, str) else ""
+        self.set_core_metrics_data(MetricsData(processor=self.name, model=named))
 
     def _patience_secs(self, sentence: _Sentence, voice: HostedVoice) -> float:
         """How long a voice may be silent before another one is worth its price."""
