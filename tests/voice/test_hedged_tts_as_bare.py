@@ -149,6 +149,13 @@ def line(text: str = "One moment please.", **options: Any) -> Frame:
     return TTSSpeakFrame(text, **options)
 
 
+def firm() -> Frame:
+    """What may not be interrupted."""
+    frame = line("This is recorded.")
+    frame.interruptible = False
+    return frame
+
+
 OPEN = ("We are", " open. Shall", " we book", " a table?")
 
 
@@ -263,6 +270,9 @@ CASES = {
     ),
     "an interruption of nothing": Case(
         lambda: [line(), SleepFrame(1.0), InterruptionFrame(), SleepFrame(0.1), *answer(*OPEN)]
+    ),
+    "an interruption of what may not be": Case(
+        lambda: [firm(), SleepFrame(0.03), InterruptionFrame(), SleepFrame(1.0), line()]
     ),
     "settings": Case(lambda: [line(), settings(), *answer(*OPEN), settings("three"), line()]),
     "a cancelled call": Case(lambda: [line(), SleepFrame(1.0), CancelFrame()], ends=False),
@@ -440,6 +450,12 @@ async def test_metrics_have_the_model_of_the_voice(is_hedged: bool) -> None:
         (tts.name, "scripted-1", len(text))
         for text in ("We are open.", "Shall we book a table?", "One moment please.")
     ]
+
+
+async def test_what_may_not_be_interrupted_is_said_behind_what_was() -> None:
+    tts = hedged(Recorded())
+    frames = [line(append_to_context=False), firm(), SleepFrame(0.03), InterruptionFrame()]
+    assert await remembered(tts, *frames, SleepFrame(1.0)) == ["This is recorded."]
 
 
 async def test_a_voice_that_takes_tokens_gets_sentences() -> None:
