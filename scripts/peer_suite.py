@@ -1,8 +1,9 @@
-"""Runs Pipecat's own tests with a hedged service in place of each LLM or speech-to-text service.
+"""Runs Pipecat's own tests with a hedged service in place of each LLM, recogniser or voice.
 
     python scripts/peer_suite.py CHECKOUT          # of Pipecat, at the installed version's tag
     python scripts/peer_suite.py                   # clones that tag first (needs git and a network)
     python scripts/peer_suite.py --of stt CHECKOUT
+    python scripts/peer_suite.py --of tts CHECKOUT
 
 Each test module runs twice, unchanged and with the substitution. A test that passes only unchanged
 is a difference, and must be listed in `peer_differences.toml`: the script fails for an unlisted
@@ -15,6 +16,9 @@ The substitutions:
   or patches are the hedged service's if it has them, else the member's.
 - stt: every ``STTService`` in a pipeline becomes the primary of a ``HedgedSTTService`` there, whose
   rescue hears nothing. A test keeps the service that it has made.
+- tts: every ``TTSService`` in a pipeline becomes the only voice of a ``HedgedTTSService`` there,
+  which gets the options that say what is spoken. Any audio counts as speech: that of the tests is
+  silent.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -34,7 +39,11 @@ from typing import Any
 
 REPOSITORY = "https://github.com/pipecat-ai/pipecat"
 DIFFERENCES = Path(__file__).with_name("peer_differences.toml")
-USES = {"llm": ("LLMService", "LLMSwitcher", "LLMWithBackend"), "stt": ("STTService",)}
+USES = {
+    "llm": ("LLMService", "LLMSwitcher", "LLMWithBackend"),
+    "stt": ("STTService",),
+    "tts": ("TTSService",),
+}
 """A test module with none of these names creates no such service."""
 
 
@@ -213,11 +222,22 @@ def _substitute_for(real: type[Any]) -> type[Any]:
     return Substitute
 
 
+def _host(host: Callable[[Any], Any]) -> None:
+    """Have each processor of a pipeline replaced by what a function returns for it."""
+    from pipecat.pipeline.pipeline import Pipeline
+
+    create = Pipeline.__init__
+
+    def hosting(self: Pipeline, processors: Sequence[Any], **options: Any) -> None:
+        create(self, [host(processor) for processor in processors], **options)
+
+    Pipeline.__init__ = hosting
+
+
 def _host_recognisers() -> None:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator
 
     from pipecat.frames.frames import Frame
-    from pipecat.pipeline.pipeline import Pipeline
     from pipecat.processors.frame_processor import FrameProcessor
     from pipecat.services.settings import STTSettings
     from pipecat.services.stt_service import SegmentedSTTService, STTService
@@ -228,7 +248,6 @@ def _host_recognisers() -> None:
         async def run_stt(self, audio: bytes) -> AsyncGenerator[Frame | None, None]:
             yield None
 
-    create = Pipeline.__init__
     hosted: list[STTService] = []  # a hedged service's own pipelines hold its primary, too
 
     def host(processor: FrameProcessor) -> FrameProcessor:
@@ -241,10 +260,36 @@ def _host_recognisers() -> None:
         hedged._name = processor.name  # a switcher of the test knows the service
         return hedged
 
-    def hosting(self: Pipeline, processors: Sequence[FrameProcessor], **options: Any) -> None:
-        create(self, [host(processor) for processor in processors], **options)
+    _host(host)
 
-    Pipeline.__init__ = hosting
+
+def _host_voices() -> None:
+    from pipecat.processors.frame_processor import FrameProcessor
+    from pipecat.services.tts_service import TTSService
+
+    from pipecat_hedge import HedgedTTSService, ProviderStats, Voice
+    from pipecat_hedge.voice import hosted_voice
+
+    def host(processor: FrameProcessor) -> FrameProcessor:
+        if not isinstance(processor, TTSService) or isinstance(processor, HedgedTTSService):
+            return processor
+        hedged = HedgedTTSService(
+            [Voice("voice", processor)],
+            stats=ProviderStats(),
+            sample_rate=processor._init_sample_rate,
+            skip_text_types=processor._skip_text_types,
+            text_transforms=processor._text_transforms,
+            transport_destination=processor._transport_destination,
+            push_silence_after_stop=processor._push_silence_after_stop,
+            silence_time_s=processor._silence_time_s,
+        )
+        hedged._text_filters, hedged._name = processor._text_filters, processor.name
+        processor._skip_text_types, processor._text_transforms = [], []
+        processor._text_filters = []
+        return hedged
+
+    hosted_voice.detect_speech_onset = lambda *_: 0
+    _host(host)
 
 
 def _run_pytest(mode: str, to: str, arguments: list[str]) -> int:
@@ -257,6 +302,8 @@ def _run_pytest(mode: str, to: str, arguments: list[str]) -> int:
     plugins: list[Any] = [recorder, *([Substitution()] if mode == "llm" else [])]
     if mode == "stt":
         _host_recognisers()
+    elif mode == "tts":
+        _host_voices()
     options = ["-q", "--tb=short", "--timeout=60", "-p", "no:cacheprovider"]
     options += ["--continue-on-collection-errors", "-o", "addopts=", "-o", "pythonpath="]
     options += ["-o", "asyncio_default_fixture_loop_scope=function"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -89,7 +90,7 @@ class Recorded(TTSService):
             yield ErrorFrame("secret words", category=ErrorCategory.SERVER)
             return
         await self.start_tts_usage_metrics(text)
-        words = list(text) if self._spaced else text.split()
+        words = [text[:1], text[1:]] if self._spaced else text.split()
         for number, word in enumerate(words):
             await asyncio.sleep(WORD_SECS / 10)
             if self._times_words:
@@ -140,6 +141,13 @@ def answer(*tokens: str, **skips: bool) -> list[Frame]:
 
 def line(text: str = "One moment please.", **options: Any) -> Frame:
     return TTSSpeakFrame(text, **options)
+
+
+def firm() -> Frame:
+    """What may not be interrupted."""
+    frame = line("This is recorded.")
+    frame.interruptible = False
+    return frame
 
 
 OPEN = ("We are", " open. Shall", " we book", " a table?")
@@ -257,6 +265,9 @@ CASES = {
     "an interruption of nothing": Case(
         lambda: [line(), SleepFrame(1.0), InterruptionFrame(), SleepFrame(0.1), *answer(*OPEN)]
     ),
+    "an interruption of what may not be": Case(
+        lambda: [firm(), SleepFrame(0.03), InterruptionFrame(), SleepFrame(1.0), line()]
+    ),
     "settings": Case(lambda: [line(), settings(), *answer(*OPEN), settings("three"), line()]),
     "a cancelled call": Case(lambda: [line(), SleepFrame(1.0), CancelFrame()], ends=False),
     "a call cancelled in the middle": Case(
@@ -291,7 +302,7 @@ def described(frame: Frame) -> tuple[object, ...]:
     return kind, getattr(frame, "text", None)
 
 
-async def trace(voice: Recorded, played: FrameProcessor, case: Case) -> dict[str, list[object]]:
+async def trace(voice: Recorded, played: FrameProcessor, case: Case) -> dict[str, list[Any]]:
     """What comes out downstream and upstream, the words' seconds, and what the voice gets.
 
     Sentences are announced in order, but by the voice's way to send audio before or behind the
@@ -327,3 +338,188 @@ async def test_same_frames_as_the_voice_alone(name: str) -> None:
     bare = await trace(alone, alone, case)
     assert await trace(voice, hedged(voice, other, **case.options()), case) == bare
     assert [each for each in other.got if isinstance(each, str)] in ([], ["stopped"], ["cancelled"])
+
+
+@pytest.mark.parametrize("name", ["a line", "an answer", "two answers", "an interruption"])
+async def test_words_of_a_voice_that_times_none(name: str) -> None:
+    """A sentence is one word frame with a time, behind its audio, and not one of its own type."""
+    case = CASES[name]
+    alone, voice = Recorded(times_words=False), Recorded(times_words=False)
+    bare = await trace(alone, alone, case)
+    both = await trace(voice, hedged(voice), case)
+
+    def said(traced: dict[str, list[Any]]) -> list[object]:
+        return [each[:2] for each in traced["down"] if "Progress" not in each[0]]
+
+    assert said(both) == said(bare)
+    down, _ = await run_test(hedged(Recorded(times_words=False)), frames_to_send=[line()])
+    words = [frame for frame in down if isinstance(frame, TTSTextFrame)]
+    assert [(frame.text, frame.text_type) for frame in words] == [
+        ("One moment please.", TextType.WORD)
+    ]
+    assert words[0].pts
+
+
+KINDS = pytest.mark.parametrize("is_hedged", [False, True], ids=["bare", "hedged"])
+
+
+def playing(is_hedged: bool, voice: TTSService) -> TTSService:
+    return hedged(voice, Recorded()) if is_hedged else voice
+
+
+async def remembered(tts: TTSService, *frames: Frame) -> list[Any]:
+    """What the assistant is told that it has said."""
+    context = LLMContext()
+    aggregators = LLMContextAggregatorPair(context)
+    await run_test(Pipeline([tts, aggregators.assistant()]), frames_to_send=frames)
+    return [each["content"] for each in context.messages]  # pyright: ignore
+
+
+@KINDS
+async def test_characters_that_are_timed_are_remembered_without_spaces(is_hedged: bool) -> None:
+    """As Chinese and Japanese are."""
+    tts = playing(is_hedged, Recorded(spaced=True))
+    assert await remembered(tts, *answer("你好。", "再见。")) == ["你好。再见。"]
+
+
+@KINDS
+async def test_lines_and_answers_are_remembered(is_hedged: bool) -> None:
+    tts = playing(is_hedged, Recorded())
+    frames = [line(), line("Never mind.", append_to_context=False), SleepFrame(2.0), *answer(*OPEN)]
+    said = ["One moment please.", "".join(OPEN)]
+    assert await remembered(tts, *frames, SleepFrame(2.0), *answer("A note.", skip_tts=True)) == [
+        *said,
+        "A note.",
+    ]
+
+
+@KINDS
+async def test_sentences_end_as_in_the_language_of_the_voice(is_hedged: bool) -> None:
+    voice = Recorded(language=Language.DE)
+    await run_test(playing(is_hedged, voice), frames_to_send=answer("Das ist bzw. war so. Ja."))
+    assert voice.got == ["Das ist bzw. war so.", "Ja.", "stopped"]
+
+
+@KINDS
+async def test_text_filters_are_applied(is_hedged: bool) -> None:
+    """They are deprecated."""
+    voice = Recorded()
+    create = functools.partial(hedged, voice) if is_hedged else Recorded
+    with pytest.warns(DeprecationWarning, match="text_filters"):
+        tts: Any = create(text_filters=[NoStars()])
+    await run_test(tts, frames_to_send=answer("Yes **we** are. ", "***"))
+    assert (voice if is_hedged else tts).got == ["Yes we are.", "stopped"]
+
+
+@KINDS
+async def test_requests_are_handled(is_hedged: bool) -> None:
+    """``on_tts_request`` is added to what is in the pipeline."""
+    tts = playing(is_hedged, Recorded())
+    asked: list[str] = []
+
+    async def take(_: object, context_id: str, text: str) -> None:
+        asked.append(text)
+
+    tts.add_event_handler("on_tts_request", take)
+    await run_test(tts, frames_to_send=answer(*OPEN))
+    assert asked == ["We are open.", "Shall we book a table?"]
+
+
+@KINDS
+async def test_metrics_have_the_model_of_the_voice(is_hedged: bool) -> None:
+    """And the name of what is in the pipeline."""
+    tts = playing(is_hedged, Recorded())
+    down, _ = await run_test(
+        tts,
+        frames_to_send=[*answer(*OPEN), SleepFrame(2.0), line()],
+        pipeline_params=PipelineParams(
+            enable_metrics=True, enable_usage_metrics=True, send_initial_empty_metrics=False
+        ),
+    )
+    data = [each for frame in down if isinstance(frame, MetricsFrame) for each in frame.data]
+    firsts = [each for each in data if isinstance(each, TTFBMetricsData)]
+    usage = [each for each in data if isinstance(each, TTSUsageMetricsData)]
+    assert [(each.processor, each.model) for each in firsts] == [(tts.name, "scripted-1")] * 2
+    assert [(each.processor, each.model, each.value) for each in usage] == [
+        (tts.name, "scripted-1", len(text))
+        for text in ("We are open.", "Shall we book a table?", "One moment please.")
+    ]
+
+
+async def test_what_may_not_be_interrupted_is_said_behind_what_was() -> None:
+    tts = hedged(Recorded())
+    frames = [line(append_to_context=False), firm(), SleepFrame(0.03), InterruptionFrame()]
+    assert await remembered(tts, *frames, SleepFrame(1.0)) == ["This is recorded."]
+
+
+async def test_a_voice_that_takes_tokens_gets_sentences() -> None:
+    mode = TextAggregationMode.TOKEN
+    alone, voice = Recorded(text_aggregation_mode=mode), Recorded(text_aggregation_mode=mode)
+    await run_test(alone, frames_to_send=answer(*OPEN))
+    assert await remembered(hedged(voice), *answer(*OPEN)) == ["".join(OPEN)]
+    assert alone.got == [*OPEN, "stopped"]
+    assert voice.got == ["We are open.", "Shall we book a table?", "stopped"]
+
+
+async def test_error_of_a_voice_goes_no_further(logged: list[str]) -> None:
+    """Another voice speaks; if none does, an error without the services' texts says so."""
+    _, up = await run_test(Recorded(), frames_to_send=[line(FAILS)])
+    assert any("secret" in frame.error for frame in up if isinstance(frame, ErrorFrame))
+
+    class Well(Recorded):
+        async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
+            yield TTSAudioRawFrame(SOUND, RATE, 1, context_id=context_id)
+
+    for other, is_said in ((Well(), True), (Recorded(), False)):
+        _, up = await run_test(hedged(Recorded(), other), frames_to_send=[line(FAILS)])
+        errors = [frame.error for frame in up if isinstance(frame, ErrorFrame)]
+        assert ("no voice has spoken a sentence" in errors) is not is_said
+        assert "secret" not in "".join(errors)
+    assert "secret" not in "".join(logged)
+
+
+@KINDS
+async def test_a_request_that_ends_without_a_sound_holds_nothing_up(is_hedged: bool) -> None:
+    """Of a voice that gets one at a time; a second request to it is one more."""
+
+    class Mute(Recorded):
+        async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
+            self.got.append(text)
+            await self.append_to_audio_context(context_id, TTSStoppedFrame(context_id=context_id))
+            await self.remove_audio_context(context_id)
+            yield None
+
+    voice = Mute(pause_frame_processing=True)
+    began = asyncio.get_running_loop().time()
+    down, _ = await run_test(hedged(voice) if is_hedged else voice, frames_to_send=[line(), Mark()])
+    assert asyncio.get_running_loop().time() - began < 1.0
+    assert any(isinstance(frame, Mark) for frame in down)
+    assert voice.got == [*["One moment please."] * (1 + is_hedged), "stopped"]
+
+
+@KINDS
+async def test_a_failed_voice_is_not_given_up(is_hedged: bool) -> None:
+    """A bare one is, after three silent contexts, and its texts are remembered."""
+
+    class Mute(Recorded):
+        async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
+            self.got.append(text)
+            yield None
+
+    voice = Mute()
+    frames = [frame for _ in range(4) for frame in (line(), SleepFrame(20.0))]
+    said = await remembered(hedged(voice) if is_hedged else voice, *frames)
+    assert said == ([] if is_hedged else ["One moment please."] * 4)
+    assert voice.is_usable is is_hedged
+
+
+async def test_settings_that_are_rejected_are_warned_of(logged: list[str]) -> None:
+    class Strict(Recorded):
+        async def _update_settings(self, delta: TTSSettings) -> dict[str, Any]:
+            raise ValueError("secret words")
+
+    voice = Strict()
+    await run_test(hedged(voice), frames_to_send=[settings(), SleepFrame(0.1), line()])
+    assert voice.got == ["One moment please.", "stopped"]
+    assert any("voice-0: settings not changed: ValueError" in each for each in logged)
+    assert "secret" not in "".join(logged)

@@ -27,6 +27,7 @@ from pipecat.frames.frames import (
     TTSAudioRawFrame,
     TTSUpdateSettingsFrame,
 )
+from pipecat.metrics.metrics import MetricsData
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessorSetup
 from pipecat.services.settings import TTSSettings
 from pipecat.services.tts_service import TTSService
@@ -183,7 +184,7 @@ class HedgedTTSService(TTSService):
         if len(voices) > 1:
             for each in voices:
                 switch_off_hidden_retries(each.service)
-        self._requests = VoiceRequests(self._voices, budget, self.start_tts_usage_metrics)
+        self._requests = VoiceRequests(self._voices, budget, self._count)
         self._given_stats, self._is_in_session = stats, False
         self._playout = Playout()
         self._turns: dict[str, Turn] = {}  # by context
@@ -497,6 +498,7 @@ class HedgedTTSService(TTSService):
             if sentence.offset_secs is None:
                 begins_at = playout.next_at(now)
                 sentence.offset_secs = sentence.turn.begin_sentence(begins_at, playout.dry_at)
+                self._measure(winner.voice)
             if isinstance(item, TTSAudioRawFrame):
                 item.context_id = context_id
                 playout.release(item.num_frames / item.sample_rate, now)
@@ -507,6 +509,16 @@ class HedgedTTSService(TTSService):
                 await self.append_to_audio_context(
                     context_id, WordTimestamp(item.word, secs, context_id, spaced)
                 )
+
+    async def _count(self, voice: HostedVoice, text: str) -> None:
+        self._measure(voice)
+        await self.start_tts_usage_metrics(text)
+
+    def _measure(self, voice: HostedVoice) -> None:
+        """What is measured next is this voice's: metrics have its model."""
+        model = voice.service.settings.model
+        named = model if isinstance(model, str) else ""
+        self.set_core_metrics_data(MetricsData(processor=self.name, model=named))
 
     def _hold_back(self, voice: HostedVoice, secs: float) -> None:
         self._requests.hold_back(voice, secs)

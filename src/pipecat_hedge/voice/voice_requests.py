@@ -32,7 +32,7 @@ class VoiceRequests:
         self,
         voices: Sequence[HostedVoice],
         budget: float,
-        count: Callable[[str], Coroutine[Any, Any, None]],
+        count: Callable[[HostedVoice, str], Coroutine[Any, Any, None]],
     ):
         """Prepare a call.
 
@@ -195,7 +195,7 @@ class VoiceRequests:
         is_extra: bool,
     ) -> Synthesis:
         def sent() -> None:
-            self._ending.start(self._count(text), name="counts characters")
+            self._ending.start(self._count(voice, text), name="counts characters")
             sentence.turn.extra_characters += len(text) * is_extra
 
         return voice.ask(text, changed.set, sent)
