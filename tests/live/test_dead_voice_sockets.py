@@ -31,6 +31,7 @@ ANSWERS = [
 ]
 FAULTS = {"fault=half_open": "between sentences", "fault=half_open&after=3": "within one"}
 TURN_SECS = 6.0
+AFTER_SECS = 4.0
 GAP_SECS = 0.3
 """Between two sentences of the model. The first is whole when the second begins."""
 DEAD_AIR_SECS = 1.5
@@ -108,3 +109,46 @@ async def test_the_recording_of_a_call_with_a_half_open_socket_is_what_the_model
             assert max(heard.silent_secs) < DEAD_AIR_SECS
         else:
             assert len(heard.words) < len(whole)
+
+
+async def interrupted(sim: Simulator, number: int) -> tuple[float, list[str], list[str]]:
+    """Interrupt an answer whose first voice is silent, at one of 20 instants.
+
+    Returns:
+        How long there was sound after it; the words heard; those told to the model.
+    """
+    service, first, second = (
+        (elevenlabs, "eleven_v3", "eleven_v3@region=well"),
+        (cartesia, "sonic-3", "sonic-3?region=well"),
+    )[number % 2]
+    voices = [
+        Voice(model, service(sim, model, sample_rate=RATE), same_voice=True)
+        for model in (first, second)
+    ]
+    recorder = Recorder()
+    tts = HedgedTTSService(voices, stats=ProviderStats(), sample_rate=RATE)
+    llm = ScriptedLLMService([Say("".join(ANSWERS[0]))])
+    async with PhoneCall(llm, speech=(tts, recorder)) as call:
+        call.context.add_message({"role": "user", "content": "And?"})
+        await call.play(ask, 0.15 * (number + 1))
+        at = asyncio.get_running_loop().time()
+        await call.line.interrupt()
+        await asyncio.sleep(AFTER_SECS)
+        ends_at = recorder.sounds()[-1][1] if recorder.sounds() else at
+        told = bare(" ".join(call.remembered)).split()
+        return ends_at - at, recorder.words, told
+
+
+async def test_a_barge_in_at_20_instants_of_a_rescue_leaves_no_sound() -> None:
+    async with Simulator() as sim:
+        for model in ("sonic-3", "eleven_v3"):
+            sim.set_conditions(model, fault="silent")
+        found = await asyncio.gather(*(interrupted(sim, number) for number in range(20)))
+        await sim.wait_idle()
+    print(f"words heard: {[len(heard) for _, heard, _ in found]};")
+    print(f"sound after the barge-in: at most {max(secs for secs, _, _ in found):.2f} s")
+    assert len(found[-1][1]) > len(found[0][1])
+    for after_secs, heard, told in found:
+        assert after_secs < 0.5  # what the player has in hand
+        assert len(told) <= len(heard)
+        assert told[: max(0, len(heard) - 1)] == heard[:-1]  # the last one may have been cut
