@@ -13,7 +13,7 @@ from pipecat.transports.base_transport import TransportParams
 from tests.support.call import RATE
 from tests.support.spoken_words import words_in
 
-BUFFER_SECS = 0.1
+BUFFER_SECS = 0.3
 """What a player holds back after a silence, so that a late frame makes no hole in a word."""
 AUDIBLE = 1000
 WINDOW_SECS = 0.01
