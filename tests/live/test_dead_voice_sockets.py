@@ -31,6 +31,8 @@ ANSWERS = [
 ]
 FAULTS = {"fault=half_open": "between sentences", "fault=half_open&after=3": "within one"}
 TURN_SECS = 6.0
+OTHER_RATE = 24000
+"""Of the second connection; the first one has that of the output."""
 AFTER_SECS = 4.0
 GAP_SECS = 0.3
 """Between two sentences of the model. The first is whole when the second begins."""
@@ -64,7 +66,7 @@ async def hold(service: Make, fault: str, *, is_hedged: bool) -> Heard:
     ):
         tts: TTSService = service(first, sample_rate=RATE)
         if is_hedged:
-            other = service(second, sample_rate=RATE)
+            other = service(second, sample_rate=OTHER_RATE)
             voices = [Voice("first", tts), Voice("second", other, same_voice=True)]
             tts = HedgedTTSService(voices, stats=ProviderStats(), sample_rate=RATE)
         recorder, asked_at = Recorder(), list[float]()
