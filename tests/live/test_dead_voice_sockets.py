@@ -16,7 +16,7 @@ from pipecat.services.tts_service import TTSService
 
 from pipecat_hedge import HedgedTTSService, ProviderStats, Voice
 from pipecat_hedge.testing import Say, ScriptedLLMService, Step, Wait
-from pipecat_hedge.tools.simulator import Simulator
+from pipecat_hedge.tools.simulator import LETTER_SECS, Simulator
 from tests.live.test_voices import Make, cartesia, elevenlabs
 from tests.support.call import RATE, PhoneCall, ask
 from tests.support.recording import Recorder
@@ -31,6 +31,9 @@ ANSWERS = [
 ]
 FAULTS = {"fault=half_open": "between sentences", "fault=half_open&after=3": "within one"}
 TURN_SECS = 6.0
+OTHER_RATE = 24000
+"""Of the second connection; the first one has that of the output."""
+AFTER_SECS = 4.0
 GAP_SECS = 0.3
 """Between two sentences of the model. The first is whole when the second begins."""
 DEAD_AIR_SECS = 1.5
@@ -63,7 +66,7 @@ async def hold(service: Make, fault: str, *, is_hedged: bool) -> Heard:
     ):
         tts: TTSService = service(first, sample_rate=RATE)
         if is_hedged:
-            other = service(second, sample_rate=RATE)
+            other = service(second, sample_rate=OTHER_RATE)
             voices = [Voice("first", tts), Voice("second", other, same_voice=True)]
             tts = HedgedTTSService(voices, stats=ProviderStats(), sample_rate=RATE)
         recorder, asked_at = Recorder(), list[float]()
@@ -108,3 +111,49 @@ async def test_the_recording_of_a_call_with_a_half_open_socket_is_what_the_model
             assert max(heard.silent_secs) < DEAD_AIR_SECS
         else:
             assert len(heard.words) < len(whole)
+
+
+async def interrupted(sim: Simulator, number: int) -> tuple[float, str, list[str]]:
+    """Interrupt an answer whose first voice is silent, at one of 20 instants.
+
+    Returns:
+        How long there was sound after it; the letters heard; the words told to the model.
+    """
+    service, first, second = (
+        (elevenlabs, "eleven_v3", "eleven_v3@region=well"),
+        (cartesia, "sonic-3", "sonic-3?region=well"),
+    )[number % 2]
+    voices = [
+        Voice(model, service(sim, model, sample_rate=RATE), same_voice=True)
+        for model in (first, second)
+    ]
+    recorder = Recorder()
+    tts = HedgedTTSService(voices, stats=ProviderStats(), sample_rate=RATE)
+    llm = ScriptedLLMService([Say("".join(ANSWERS[0]))])
+    async with PhoneCall(llm, speech=(tts, recorder)) as call:
+        call.context.add_message({"role": "user", "content": "And?"})
+        await call.play(ask, 0.15 * (number + 1))
+        at = asyncio.get_running_loop().time()
+        await call.line.interrupt()
+        await asyncio.sleep(AFTER_SECS)
+        ends_at = recorder.sounds()[-1][1] if recorder.sounds() else at
+        told = bare(" ".join(call.remembered)).split()
+        return ends_at - at, "".join(recorder.words), told
+
+
+async def test_a_barge_in_at_20_instants_of_a_rescue_leaves_no_sound() -> None:
+    async with Simulator() as sim:
+        for model in ("sonic-3", "eleven_v3"):
+            sim.set_conditions(model, fault="silent")
+        found = await asyncio.gather(*(interrupted(sim, number) for number in range(20)))
+        await sim.wait_idle()
+    print(f"letters heard: {[len(heard) for _, heard, _ in found]};")
+    print(f"sound after the barge-in: at most {max(secs for secs, _, _ in found):.2f} s")
+    words = bare("".join(ANSWERS[0])).split()
+    for after_secs, heard, told in found:
+        assert after_secs < 1.0  # what the player has in hand; a sentence takes longer
+        assert "".join(words).startswith(heard)
+        assert told == words[: len(told)]
+        ahead_secs = (len("".join(told)) - len(heard)) * LETTER_SECS
+        assert abs(ahead_secs) < 0.5  # half a word, and what a busy loop is late
+    assert found[-1][1]

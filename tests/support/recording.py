@@ -32,7 +32,7 @@ class Recorder(BaseOutputTransport):
                 audio_out_enabled=True, audio_out_sample_rate=RATE, audio_out_end_silence_secs=0
             )
         )
-        self._samples = bytearray()
+        self._samples, self._played = bytearray(), bytearray()
 
     async def start(self, frame: StartFrame) -> None:
         await super().start(frame)
@@ -44,6 +44,7 @@ class Recorder(BaseOutputTransport):
         if late_secs > 0:
             self._samples += bytes(2 * round((late_secs + BUFFER_SECS) * RATE))
         self._samples += frame.audio
+        self._played += frame.audio
         begins_at = self._ends_at - frame.num_frames / RATE
         await asyncio.sleep(begins_at - BUFFER_SECS - asyncio.get_running_loop().time())
         return True
@@ -54,8 +55,11 @@ class Recorder(BaseOutputTransport):
 
     @property
     def words(self) -> list[str]:
-        """The recording, transcribed: the simulator's voices spell words in tones."""
-        return words_in(bytes(self._samples), RATE)
+        """What was played, transcribed: the simulator's voices spell words in tones.
+
+        Without the silences in which nothing was played, some of which a busy machine makes.
+        """
+        return words_in(bytes(self._played), RATE)
 
     def sounds(self) -> list[tuple[float, float]]:
         """From when to when, in the loop's time, something was audible."""
