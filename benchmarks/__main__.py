@@ -99,7 +99,7 @@ async def play(
         )
         stack.push_async_callback(_end, process)
         assert process.stdout is not None
-        began_secs = dict[str, float]()
+        began_secs, before = dict[str, float](), _processors()
         async for raw in process.stdout:
             line = json.loads(raw)
             if "section" in line:
@@ -107,9 +107,11 @@ async def play(
             elif section := line.get("begins"):
                 began_secs[section] = proxies.cpu_secs(session) if session else 0.0
             elif section := line.get("ends"):
-                used = proxies.cpu_secs(session) - began_secs[section] if session else 0.0
-                result["cpu_secs"][section] = used or line["cpu_secs"]
+                of_proxy = proxies.cpu_secs(session) - began_secs[section] if session else None
+                result["cpu_secs"][section] = of_proxy or line["cpu_secs"]
             elif "nearly_idle" in line:
+                used, idle = (b - a for a, b in zip(before, _processors(), strict=True))
+                result["busy"] = used / (used + idle)
                 alone.end()
         if await process.wait():
             result["error"] = f"its process ended with {process.returncode}"
@@ -124,6 +126,14 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     with suppress(ProcessLookupError):
         process.terminate()
     await process.wait()
+
+
+def _processors() -> tuple[int, int]:
+    """The machine's processor time in use, and idle, so far."""
+    with open("/proc/stat") as file:
+        ticks = [int(field) for field in file.readline().split()[1:9]]
+    idle = ticks[3] + ticks[4]
+    return sum(ticks) - idle, idle
 
 
 def _ledger(url: str) -> list[dict[str, Any]]:

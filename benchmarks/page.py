@@ -30,8 +30,9 @@ VOICE_FAULTS = {
     "silent_voice": "the first voice stays silent in every second sentence",
     "late_transcript": "the first recogniser's transcripts are 5 s late",
 }
-LATE_SECS = 0.02
-"""The machine was too busy if one request in a hundred got its first token so much too late."""
+LATE_SECS, BUSY = 0.02, 0.85
+"""The machine was too busy if one request in a hundred got its first token so much too late, or if
+so much of its processors was in use."""
 _REGION = re.compile(r"ttft=([\d.]+).*region=(\w+)\.")
 _SECS = {"first": "first_secs", "sentence": "sentence_secs"}
 
@@ -42,6 +43,8 @@ class Figures:
     def __init__(self, result: Mapping[str, Any]):
         self._turns: list[dict[str, Any]] = result["turns"]
         self._cpu_secs: dict[str, float] = result["cpu_secs"]
+        self.busy: float = result["busy"]
+        """The share of the machine's processors that was in use."""
         self._requests: dict[str, list[tuple[dict[str, Any], float]]] = {}
         for request in result["requests"]:
             if found := _REGION.search(request["model"]):
@@ -86,20 +89,25 @@ class Figures:
         ]
         return percentile(late, 0.99) or 0.0
 
+    def is_doubtful(self) -> bool:
+        """Whether the machine may have made the waits longer."""
+        return self.late_secs() > LATE_SECS or self.busy > BUSY
+
     def faulty(self, section: str) -> list[dict[str, Any]]:
         """The turns of a section that a fault befell."""
         played = Section(section, 1, 1)
         return [turn for turn in self.turns(section) if played.is_faulty(turn["turn"])]
 
     def fault(self, section: str) -> str:
-        """What became of these turns: how many failed, and the median wait of the others."""
+        """What became of these turns: how many failed, and the others' median and longest wait."""
         turns = self.faulty(section)
         if not turns:
             return UNKNOWN
         bad = [(name, sum(turn["outcome"] == name for turn in turns)) for name in _BAD]
         text = ", ".join(f"**{count} {name}**" for name, count in bad if count)
         waits = [turn["first_secs"] for turn in turns if turn["outcome"] == "ok"]
-        return ", ".join(filter(None, [text, secs(percentile(waits, 0.5)) if waits else ""]))
+        waited = [f"{secs(percentile(waits, 0.5))} (max {secs(max(waits))})"] if waits else []
+        return ", ".join(([text] if text else []) + waited)
 
 
 _BAD = ("lost", "cut", "wrong")
@@ -114,8 +122,10 @@ def write(
     """Replace the measured part of the page, and its picture."""
     figures = {result["name"]: Figures(result) for result in results if "error" not in result}
     errors = {result["name"]: result["error"] for result in results if "error" in result}
+    doubtful = sum(each.is_doubtful() for each in figures.values())
+    warning = f" **The machine was too busy for {doubtful} of them.**" if doubtful else ""
     parts = [
-        f"Measured on {date.today():%d %B %Y}, {_turns(figures)} turns of each.",
+        f"Measured on {date.today():%d %B %Y}, {_turns(figures)} turns of each.{warning}",
         _picture(path, figures),
         _waits(figures, "first", "Time to the first token"),
         _waits(figures, "sentence", "Time to the first whole sentence"),
@@ -163,18 +173,19 @@ def _faults(figures: Mapping[str, Figures], faults: Mapping[str, str], title: st
 def _costs(figures: Mapping[str, Figures]) -> str:
     rows = [
         [
-            name + ("" if each.late_secs() < LATE_SECS else " (busy)"),
+            name,
             f"{max(each.extra_requests(), 0):.1%}",
             f"{each.unused_tokens():.1%}",
             *(_ms(each.added_secs(section)) for section in ("one", "fifty")),
             _ms(each.cpu_secs()),
             _ms(each.late_secs()),
+            f"{each.busy:.0%}" + (" **busy**" if each.is_doubtful() else ""),
         ]
         for name, each in figures.items()
         if each.turns("calm")
     ]
     heads = ["", "extra requests", "unused tokens", "added, 1 call", "added, 50 calls"]
-    heads += ["processor a turn", "provider late, p99"]
+    heads += ["processor a turn", "provider late, p99", "processors in use"]
     return "### What it costs\n\n" + _table(heads, rows)
 
 

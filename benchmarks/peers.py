@@ -77,7 +77,7 @@ MODELS = (
         "as an `AgentSession` asks: `APIConnectOptions()`, 3 retries, 10 s; one provider",
     ),
     _livekit(
-        "LiveKit `llm.FallbackAdapter`",
+        "LiveKit `agents.llm.FallbackAdapter`",
         "llm fallback",
         "`FallbackAdapter([a, b])`: `attempt_timeout=5.0`, `max_retry_per_llm=0`, "
         "`retry_on_chunk_sent=False`",
@@ -92,7 +92,9 @@ MODELS = (
         "It hedges GET, not POST, so it asks once",
         "hedge-python",
     ),
-    _pipecat("pipecat-hedge `race(2)`", "llm race(2)", "`HedgedLLMService([a, b], race(2))`"),
+    _pipecat(
+        "pipecat-hedge `race(2)`", "llm race(2)", "two providers, `policy=HedgePolicy.race(2)`"
+    ),
     _pipecat(
         "pipecat-hedge `adaptive(0.05)`",
         "llm adaptive(0.05)",
@@ -122,14 +124,16 @@ SPEECH = (
     _pipecat("Pipecat `ServiceSwitcher`, voices", "tts switcher", f"failover, {_CARTESIA}"),
     _livekit("LiveKit `cartesia.TTS`", "tts", "`APIConnectOptions()`, as an `AgentSession`"),
     _livekit(
-        "LiveKit `tts.FallbackAdapter`", "tts fallback", f"`max_retry_per_tts=2`, {_CARTESIA}"
+        "LiveKit `agents.tts.FallbackAdapter`",
+        "tts fallback",
+        f"`max_retry_per_tts=2`, {_CARTESIA}",
     ),
     _pipecat("pipecat-hedge `HedgedTTSService`", "tts hedged", f"{_CARTESIA}, `same_voice=True`"),
     _pipecat("Pipecat `DeepgramSTTService`", "stt bare", "as it is"),
     _pipecat("Pipecat `ServiceSwitcher`, recognisers", "stt switcher", f"failover, {_DEEPGRAM}"),
     _livekit("LiveKit `deepgram.STT`", "stt", "`APIConnectOptions()`"),
     _livekit(
-        "LiveKit `stt.FallbackAdapter`",
+        "LiveKit `agents.stt.FallbackAdapter`",
         "stt fallback",
         f"`attempt_timeout=10.0`, `max_retry_per_stt=1`, {_DEEPGRAM}",
     ),

@@ -59,11 +59,11 @@ class Section:
 
 def sections(turns: int) -> list[Section]:
     """The sections of an LLM, for so many turns of a usual day."""
-    callers = min(40, turns // 4)
+    callers = min(30, turns // 4)
     faulty = [Section(name, min(10, callers), 4) for name in FAULTS]
     return [
-        Section("one", 1, min(100, turns // 4)),
-        Section("fifty", 50, min(4, max(turns // 250, 1))),
+        Section("one", 1, min(50, turns // 4)),
+        Section("fifty", 50, 2),
         Section("calm", callers, 2 * round(turns / callers / 2), 60.0),
         *faulty,
     ]
