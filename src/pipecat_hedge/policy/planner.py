@@ -143,9 +143,10 @@ def plan_turn(
         return Plan(order, OnlyOnFailure())
     estimates = stats.estimates(backends, prompt_tokens, by_sentence=commit_on == "first_sentence")
     prior_weight, problem = None, None
+    # Adaptive comes first: to look a protocol's methods up takes longer than the rest.
     if isinstance(rule, (Adaptive, TurnRule)):
         prior_weight = estimates[order[0]].prior_weight
-    if isinstance(rule, TurnRule):
+    if not isinstance(rule, Adaptive) and isinstance(rule, TurnRule):
         facts = TurnFacts(order, estimates, rng.random(), prompt_tokens, has_tools)
         rule, problem = _rule_of_turn(rule, facts)
     is_given = is_routed or (isinstance(rule, Adaptive) and rule.order == "given")

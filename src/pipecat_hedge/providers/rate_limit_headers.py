@@ -24,10 +24,10 @@ def used_up_secs(headers: Mapping[str, str], now: float) -> float:
         now: The Unix time, for a response without a date: the local clock may be wrong.
     """
     lower = {name.lower(): value.strip() for name, value in headers.items()}
-    sent_at = http_date(lower.get("date")) or now
     longest = 0.0
     for kind in ("requests", "tokens", "input-tokens", "output-tokens"):
         if lower.get(f"anthropic-ratelimit-{kind}-remaining") == "0":
+            sent_at = http_date(lower.get("date")) or now
             resets_at = _time(lower.get(f"anthropic-ratelimit-{kind}-reset", ""))
             longest = max(longest, (resets_at or sent_at) - sent_at)
         if lower.get(f"x-ratelimit-remaining-{kind}") == "0":

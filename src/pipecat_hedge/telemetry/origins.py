@@ -7,6 +7,7 @@ Programs other than browsers send no ``Origin``.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 from collections.abc import Sequence
 from urllib.parse import SplitResult, urlsplit
@@ -14,6 +15,7 @@ from urllib.parse import SplitResult, urlsplit
 from pipecat_hedge.race.errors import ConfigurationError
 
 
+@functools.lru_cache
 def is_loopback(host: str) -> bool:
     """Whether a host name or address, without a port, is loopback.
 

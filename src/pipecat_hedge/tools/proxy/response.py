@@ -158,6 +158,12 @@ class Response:
         self._changed = asyncio.Event()
 
 
+class _Out(web.StreamResponse):
+    """A response whose headers go out with its first bytes, in one packet."""
+
+    _send_headers_immediately = False
+
+
 class Reader:
     """One client of a response.
 
@@ -242,7 +248,7 @@ class Reader:
         response = self._response
         self._is_early = not response.has_begun
         headers = STREAM_HEADERS if self._is_early else response.headers
-        out = web.StreamResponse(status=response.status or 200, headers={**headers, **self._added})
+        out = _Out(status=response.status or 200, headers={**headers, **self._added})
         self._out = out
         await out.prepare(self._request)
         return out

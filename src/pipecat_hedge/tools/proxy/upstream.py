@@ -243,7 +243,7 @@ class _Api(Upstream):
             response = await self._session.request(
                 method,
                 url,
-                data=_slices(parts) if is_post else None,
+                data=_payload(parts) if is_post else None,
                 headers=CIMultiDict([*headers.items(), *size.items()]),
                 trace_request_ctx=stages,
                 allow_redirects=False,
@@ -291,6 +291,11 @@ def _target(response: aiohttp.ClientResponse) -> URL | None:
         if there.scheme in ("http", "https") and there.host:
             return there
     return None
+
+
+def _payload(parts: Sequence[memoryview]) -> bytes | AsyncGenerator[memoryview]:
+    """A body: in one piece, which goes out with the headers, or in slices if it is large."""
+    return b"".join(parts) if sum(map(len, parts)) <= _SLICE_BYTES else _slices(parts)
 
 
 async def _slices(parts: Sequence[memoryview]) -> AsyncGenerator[memoryview]:
