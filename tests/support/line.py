@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pipecat.clocks.base_clock import BaseClock
 from pipecat.frames.frames import (
@@ -47,6 +47,7 @@ class _Ear(FrameProcessor):
         super().__init__(enable_direct_mode=True)
         self._direction = direction
         self.heard: list[tuple[float, Frame]] = []
+        self._of_kind: dict[type[Frame], tuple[int, list[Any]]] = {}
         self.changed = asyncio.Condition()
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
@@ -56,6 +57,18 @@ class _Ear(FrameProcessor):
             async with self.changed:
                 self.changed.notify_all()
         await self.push_frame(frame, direction)
+
+
+    def frames(self, kind: type[FrameT]) -> list[FrameT]:
+        """The frames of a kind so far; in a long call only what is new is looked at."""
+        seen, found = self._of_kind.get(kind, (0, []))
+        found = [*found, *(f for _, f in self.heard[seen:] if isinstance(f, kind))]
+        self._of_kind[kind] = len(self.heard), found
+        return list(found)
+
+    def forget(self) -> None:
+        self.heard.clear()
+        self._of_kind.clear()
 
 
 class Line:
@@ -154,7 +167,7 @@ class Line:
 
     def frames(self, kind: type[FrameT]) -> list[FrameT]:
         """The frames of a kind that came out downstream so far."""
-        return [f for _, f in self._down.heard if isinstance(f, kind)]
+        return self._down.frames(kind)
 
     def times(self, kind: type[Frame]) -> list[float]:
         """When the frames of a kind came out downstream, in the loop's time."""
@@ -167,13 +180,13 @@ class Line:
 
     def forget(self) -> None:
         """Forget what was heard and reported so far."""
-        self._up.heard.clear()
-        self._down.heard.clear()
+        self._up.forget()
+        self._down.forget()
         self.reports.clear()
 
     def upstream(self, kind: type[FrameT]) -> list[FrameT]:
         """The frames of a kind that went upstream so far."""
-        return [f for _, f in self._up.heard if isinstance(f, kind)]
+        return self._up.frames(kind)
 
     @property
     def errors(self) -> list[ErrorFrame]:
