@@ -58,7 +58,6 @@ class _Ear(FrameProcessor):
                 self.changed.notify_all()
         await self.push_frame(frame, direction)
 
-
     def frames(self, kind: type[FrameT]) -> list[FrameT]:
         """The frames of a kind so far; in a long call only what is new is looked at."""
         seen, found = self._of_kind.get(kind, (0, []))
