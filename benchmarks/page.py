@@ -65,7 +65,7 @@ class Figures:
         return len(self._requests.get("calm", ())) / len(self.turns("calm")) - 1
 
     def unused_tokens(self) -> float:
-        """Answer tokens that nobody heard, per token of an answer, on a usual day."""
+        """Answer tokens that were not heard, per token of an answer, on a usual day."""
         sent = sum(request["tokens_sent"] for request, _ in self._requests.get("calm", ()))
         turns = self.turns("calm")
         return (sent - sum(turn["words"] for turn in turns)) / len(turns) / len(ANSWER.split())

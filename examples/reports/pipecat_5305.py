@@ -3,7 +3,7 @@
     python -m examples.reports.pipecat_5305
 
 After the first answer the socket takes text and sends nothing more, not even a pong. The caller
-waits, and asks whether somebody is there. Some 20 seconds, without a key.
+waits, and asks "are you here?". Some 20 seconds, without a key.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def main() -> None:
     labels = ("first answer", "answer on the half-open socket", 'answer to "are you here?"')
     rows = {label: (secs(bare.waits[n]), secs(hedged.waits[n])) for n, label in enumerate(labels)}
     counts = [f"{len(each.unheard)} of {len(ANSWERS)}" for each in (bare, hedged)]
-    rows["answers in the context that nobody heard"] = counts[0], counts[1]
+    rows["answers in the context that were not heard"] = counts[0], counts[1]
     show("pipecat #5305, a half-open socket: seconds to the sound of each answer", rows)
 
 

@@ -95,7 +95,7 @@ async def main() -> None:
     silence = [f"{max(each.longest_silence_secs for each in kind):.1f} s" for kind in held]
     rows = {
         "sentences that were heard": (heard[0], heard[1]),
-        "in the context, and nobody heard them": (unheard[0], unheard[1]),
+        "in the context, and not heard": (unheard[0], unheard[1]),
         "longest silence before a sentence": (silence[0], silence[1]),
     }
     show("pipecat #5601, 7 of 56 sentences come 7 to 19 s late", rows)

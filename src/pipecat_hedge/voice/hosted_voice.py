@@ -82,7 +82,7 @@ class Synthesis:
         heard_at: When its latest audio came.
         rejection: The latest error response over HTTP; None without one.
         is_sent: Whether the service has got it, at ``sent_at``: it may wait for an earlier one.
-        permit: That of the request, for whoever learns from it.
+        permit: That of the request, to learn from it.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class HostedVoice:
     Attributes:
         name: The voice's name.
         service: The service.
-        speaker: Whom one hears: voices of the same number sound alike.
+        speaker: The number of the person that is heard: voices of the same number sound alike.
         open: Its unfinished requests, by context.
         first_sound_secs: The times to the first sound of its last sentences.
         char_secs: What a character takes it.
@@ -221,7 +221,7 @@ class HostedVoice:
         Args:
             name: The voice's name.
             service: The service.
-            speaker: Whom one hears.
+            speaker: The number of the person that is heard.
             held_back: Called with the voice and the seconds of a ``Retry-After``.
         """
         self.name, self.service, self.speaker = name, service, speaker

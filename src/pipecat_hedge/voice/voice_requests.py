@@ -25,7 +25,7 @@ class VoiceRequests:
     """The requests of one call. The speaker, the budget, and the requests that end change.
 
     Attributes:
-        speaker: Whom the caller hears, as ``HostedVoice.speaker``.
+        speaker: The person that the caller hears, as ``HostedVoice.speaker``.
     """
 
     def __init__(
