@@ -7,6 +7,7 @@ import gc
 import inspect
 import ipaddress
 import os
+import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -32,6 +33,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 
 MOST_SECS = 90.0
 """More than the timeout of a test on virtual time."""
+AGAIN_SECS = 10.0
+"""Between two alarms of a test that has timed out and goes on."""
+_TIMEOUT = pytest.StashKey[Any]()
 
 
 class BoundedLoop(AutojumpLoop):
@@ -54,6 +58,29 @@ def pytest_asyncio_loop_factories(
     if item.get_closest_marker("virtual_time"):
         return {"virtual": BoundedLoop}
     return {"real": asyncio.SelectorEventLoop}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Iterator[None]:
+    """The alarm of a timeout comes again: one in a task's step ends only that task."""
+    result = yield
+    item.stash[_TIMEOUT] = settings
+    left_secs, _ = signal.getitimer(signal.ITIMER_REAL)
+    if left_secs:
+        signal.setitimer(signal.ITIMER_REAL, left_secs, AGAIN_SECS)
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> Iterator[None]:
+    """The teardown of a failed test has a timeout, too: pytest-timeout stops it, for pdb.
+
+    Pipecat's worker survives one cancellation, and waits for its pipeline.
+    """
+    result = yield
+    if isinstance(node, pytest.Item) and _TIMEOUT in node.stash:
+        node.config.hook.pytest_timeout_set_timer(item=node, settings=node.stash[_TIMEOUT])
+    return result
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

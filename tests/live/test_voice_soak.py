@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from httpx2 import Limits
+from openai import DefaultAsyncHttpxClient
 
 from pipecat_hedge import HedgedTTSService, ProviderStats, SpeechReport, Voice
 from pipecat_hedge.tools.simulator.server import ProviderUrls
 from tests.live.test_proxy_soak import rss_mb
-from tests.live.test_voices import Call, cartesia, elevenlabs
+from tests.live.test_voices import Call, cartesia, elevenlabs, openai
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(500)]
 
@@ -111,14 +113,19 @@ class SoakedCall(Call):
 
 
 @asynccontextmanager
-async def calling(stats: ProviderStats, seed: int, sim: Any) -> AsyncIterator[SoakedCall]:
-    """A call with three connections to two voices, in trouble with a fifth of the texts."""
-    services = [make(sim, sample_rate=RATE) for make in (cartesia, elevenlabs, cartesia)]
-    names = [f"{type(each).__name__} {n}" for n, each in enumerate(services)]
-    voices = [Voice(n, each, same_voice=True) for n, each in zip(names, services, strict=True)]
-    call = SoakedCall(voices, stats, seed)
-    async with call:
-        yield call
+async def calling(stats: ProviderStats, seed: int, sim: Voices) -> AsyncIterator[SoakedCall]:
+    """A call with three voices, each in trouble with a fifth of its sentences."""
+    limits = Limits(max_keepalive_connections=0)  # so that each open socket is a voice's
+    async with DefaultAsyncHttpxClient(limits=limits) as client:
+        services = [
+            cartesia(sim, sample_rate=RATE),  # pyright: ignore[reportArgumentType]
+            elevenlabs(sim, sample_rate=RATE),  # pyright: ignore[reportArgumentType]
+            openai(sim, http_client=client, sample_rate=24000),  # pyright: ignore[reportArgumentType]
+        ]
+        voices = [Voice(type(each).__name__, each, same_voice=True) for each in services]
+        call = SoakedCall(voices, stats, seed)
+        async with call:
+            yield call
 
 
 @dataclass

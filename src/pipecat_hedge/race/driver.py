@@ -399,7 +399,7 @@ class RaceDriver(Generic[T]):
     def stop(self, attempt: int) -> None:
         """Close a superseded attempt that still runs."""
         if attempt in self._tasks:
-            self._tasks[attempt].cancel()
+            self._scope.cancel(self._tasks[attempt])
 
     @property
     def is_idle(self) -> bool:
@@ -417,7 +417,7 @@ class RaceDriver(Generic[T]):
             self._scope.release(task)
             self._drains.adopt(task)
         else:
-            task.cancel()
+            self._scope.cancel(task)
 
     async def _run(self, launch: Launch, sink: AttemptSink[T]) -> None:
         try:

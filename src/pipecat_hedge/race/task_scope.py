@@ -11,9 +11,13 @@ import asyncio
 from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any
+from weakref import WeakSet
 
 CLOSE_SECS = 0.25
 """How long leaving a scope waits for cancelled tasks. It delays an interruption by as much."""
+_closing: WeakSet[asyncio.Task[Any]] = WeakSet()
+"""Tasks that were cancelled here. ``Task.cancelling`` does not tell: while a client connects, anyio
+cancels its task, and takes that back."""
 
 
 class TaskScope:
@@ -58,6 +62,12 @@ class TaskScope:
         """Hand a task over to the scope that adopts it."""
         self._tasks.discard(task)
 
+    @staticmethod
+    def cancel(task: asyncio.Task[Any]) -> None:
+        """Cancel a task; leaving its scope does not interrupt how it closes."""
+        _closing.add(task)
+        task.cancel()
+
     async def join(self) -> None:
         """Wait for every task to end by itself, at most ``CLOSE_SECS``."""
         if self._tasks:
@@ -66,7 +76,7 @@ class TaskScope:
     async def close(self) -> None:
         """Cancel every task and wait for its end, at most ``CLOSE_SECS``."""
         for task in self._tasks:
-            if not task.cancelling():  # a task that is closing is not interrupted
-                task.cancel()
+            if task not in _closing:  # which is not interrupted
+                self.cancel(task)
         if self._tasks:
             await asyncio.wait(tuple(self._tasks), timeout=CLOSE_SECS)

@@ -54,6 +54,7 @@ from pipecat_hedge.providers.server_queue import ReportsServerLoad
 from pipecat_hedge.race.driver import AttemptSink
 from pipecat_hedge.race.errors import INCOMPLETE_CALL, AttemptError
 from pipecat_hedge.race.reports import ServerLoad
+from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.race.usable import InlineThought, is_usable_text, is_wait_marker
 from pipecat_hedge.service.attempt_stats import AttemptStats
 from pipecat_hedge.service.connection_warmth import WarmConnection
@@ -278,9 +279,9 @@ class ServiceAdapter:
             may_wait: Whether an "incomplete turn" marker counts as an answer.
         """
         if self._warming is not None:
-            self._warming.cancel()
+            TaskScope.cancel(self._warming)
         if self._yields and self._answering is not None:
-            self._answering.cancel()
+            TaskScope.cancel(self._answering)
         async with self._busy:
             self._answering, self._yields = asyncio.current_task(), False
             self._sink, self._stats, self._failed = sink, stats, False

@@ -310,7 +310,7 @@ class HedgedTTSService(TTSService):
         """Ask for no more of what is not said any more."""
         for sentence, task in list(self._sentences.items()):
             if sentence.turn.context_id == context_id:
-                task.cancel()
+                self._speaking.cancel(task)
         if (turn := self._turns.get(context_id)) is not None:
             await self._report(turn, was_interrupted=True)
 
