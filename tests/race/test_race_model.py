@@ -250,7 +250,8 @@ class RaceModel(RuleBasedStateMachine):
     def requests_are_bounded(self) -> None:
         providers = len({slot.provider for slot in self.candidates})
         most = min(providers + self.policy.max_attempts - 1, len(self.candidates))
-        assert len(self.launched) <= most + sum(slot.retries for slot in self.candidates)
+        lost = sum(attempt.outcome == "superseded" for attempt in self.race.attempts)
+        assert len(self.launched) <= most + sum(slot.retries for slot in self.candidates) + lost
 
     @invariant()
     def the_end_is_an_end(self) -> None:

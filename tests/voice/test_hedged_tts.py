@@ -971,3 +971,23 @@ async def test_the_pace_of_one_voice_is_not_taken_for_another_s() -> None:
         await call.ask(2)
         assert [len(first.asked), len(second.asked)] == [2, 1]
         assert spoken.ear.text() == "a b c d e f g h yes you may sit"
+
+
+class SlowToCancel(ScriptedVoice):
+    """Takes a second to cancel a request."""
+
+    async def on_audio_context_interrupted(self, context_id: str) -> None:
+        await asyncio.sleep(1.0)
+        await super().on_audio_context_interrupted(context_id)
+
+
+async def test_a_barge_in_while_a_failed_request_is_cancelled_leaves_its_voice_free() -> None:
+    voice = SlowToCancel(only(0, says=Says(fails=True)), pause_frame_processing=True)
+    tts = HedgedTTSService([Voice("voice", voice)], stats=ProviderStats(), sample_rate=RATE)
+    spoken = Spoken(tts, ["Yes we are."])
+    async with spoken.call as call:
+        await call.play(ask, 0.5)
+        await call.line.interrupt()
+        await call.play(3, ask, 5)
+        assert spoken.ear.text() == "yes we are"
+        assert left_in(tts) == []

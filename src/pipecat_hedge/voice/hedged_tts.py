@@ -473,7 +473,7 @@ class HedgedTTSService(TTSService):
             return
         for earlier in sentence.asked:
             if earlier.voice is voice and (voice.hides_silence or earlier.is_over):
-                await self._requests.finish(earlier)
+                await asyncio.wait([self._requests.finish(earlier)])  # whole, though this may end
         asked = self._requests.ask(sentence, voice, text)
         if winner is not None:
             sentence.rest = asked

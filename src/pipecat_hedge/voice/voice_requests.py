@@ -183,7 +183,7 @@ class VoiceRequests:
                 while asked.audible_at is None and not asked.is_over:
                     changed.clear()
                     await changed.wait()
-        await self.finish(asked, was_silent=True)
+        await asyncio.wait([self.finish(asked, was_silent=True)])
 
     def _send(
         self,
