@@ -13,7 +13,7 @@ from pipecat_hedge.service import pipecat_private
 
 @pytest.mark.parametrize(
     ("version", "warns"),
-    [("1.13.9", 0), ("1.14.0", 0), ("1.14.7", 0), ("1.15.0.dev1", 1), ("2.0.0", 1)],
+    [("1.13.9", 0), ("1.14.0", 0), ("1.14.7", 0), ("1.15.0.dev1", 1), ("2.0rc1", 1)],
 )
 def test_a_newer_minor_version_is_warned_of_at_import(
     version: str, warns: int, monkeypatch: pytest.MonkeyPatch

@@ -7,6 +7,7 @@ LLM services use them, is in ``provider_client.py``.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
@@ -20,7 +21,7 @@ from pipecat.services.tts_service import TextAggregationMode, TTSService, Websoc
 TESTED = (1, 14)
 """The newest minor version of Pipecat with which the tests have run."""
 
-if tuple(int(part) for part in pipecat.__version__.split(".")[:2]) > TESTED:
+if tuple(map(int, re.findall(r"\d+", pipecat.__version__)[:2])) > TESTED:
     logger.warning(
         f"Pipecat {pipecat.__version__} is newer than {TESTED[0]}.{TESTED[1]}, with which this "
         "release of pipecat-hedge was tested"
