@@ -33,6 +33,8 @@ VOICE_FAULTS = {
 LATE_SECS, BUSY = 0.02, 0.85
 """The machine was too busy if one request in a hundred got its first token so much too late, or if
 so much of its processors was in use."""
+REFERENCE = "llm bare"
+"""The one peer with one provider that stands in the table of faults: the others end as it does."""
 _REGION = re.compile(r"ttft=([\d.]+).*region=(\w+)\.")
 _SECS = {"first": "first_secs", "sentence": "sentence_secs"}
 
@@ -90,8 +92,8 @@ class Figures:
         return percentile(late, 0.99) or 0.0
 
     def is_doubtful(self) -> bool:
-        """Whether the machine may have made the waits longer."""
-        return self.late_secs() > LATE_SECS or self.busy > BUSY
+        """Whether the machine may have made a usual day's waits longer."""
+        return bool(self.turns("calm")) and (self.late_secs() > LATE_SECS or self.busy > BUSY)
 
     def faulty(self, section: str) -> list[dict[str, Any]]:
         """The turns of a section that a fault befell."""
@@ -99,14 +101,14 @@ class Figures:
         return [turn for turn in self.turns(section) if played.is_faulty(turn["turn"])]
 
     def fault(self, section: str) -> str:
-        """What became of these turns: how many failed, and the others' median and longest wait."""
+        """What became of these turns: how many failed, and the others' waits, p50, p90 and max."""
         turns = self.faulty(section)
         if not turns:
             return UNKNOWN
         bad = [(name, sum(turn["outcome"] == name for turn in turns)) for name in _BAD]
         text = ", ".join(f"**{count} {name}**" for name, count in bad if count)
         waits = [turn["first_secs"] for turn in turns if turn["outcome"] == "ok"]
-        waited = [f"{secs(percentile(waits, 0.5))} (max {secs(max(waits))})"] if waits else []
+        waited = [" / ".join(secs(percentile(waits, p)) for p in (0.5, 0.9, 1))] if waits else []
         return ", ".join(([text] if text else []) + waited)
 
 
@@ -122,16 +124,18 @@ def write(
     """Replace the measured part of the page, and its picture."""
     figures = {result["name"]: Figures(result) for result in results if "error" not in result}
     errors = {result["name"]: result["error"] for result in results if "error" in result}
-    doubtful = sum(each.is_doubtful() for each in figures.values())
-    warning = f" **The machine was too busy for {doubtful} of them.**" if doubtful else ""
+    doubtful = ", ".join(name for name, each in figures.items() if each.is_doubtful())
+    warning = f" **The machine was too busy for {doubtful}.**" if doubtful else ""
+    alone = {peer.name for peer in peers if "one provider" in peer.setup and peer.kind != REFERENCE}
+    rescuing = {name: each for name, each in figures.items() if name not in alone}
     parts = [
         f"Measured on {date.today():%d %B %Y}, {_turns(figures)} turns of each.{warning}",
+        _faults(rescuing, FAULT_NAMES, "When the first provider fails in every second turn"),
         _picture(path, figures),
-        _waits(figures, "first", "Time to the first token"),
-        _waits(figures, "sentence", "Time to the first whole sentence"),
-        _faults(figures, FAULT_NAMES, "When the first provider fails in every second turn"),
-        _faults(figures, VOICE_FAULTS, "Voices and recognisers"),
+        _waits(figures, "sentence", "A usual day: time to the first whole sentence"),
+        _waits(figures, "first", "A usual day: time to the first token"),
         _costs(figures),
+        _faults(figures, VOICE_FAULTS, "Voices and recognisers"),
         _setups(peers, versions, errors),
     ]
     before, _, rest = path.read_text().partition(BEGIN)

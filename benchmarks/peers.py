@@ -82,8 +82,22 @@ MODELS = (
         "`FallbackAdapter([a, b])`: `attempt_timeout=5.0`, `max_retry_per_llm=0`, "
         "`retry_on_chunk_sent=False`",
     ),
+    _livekit(
+        "LiveKit `agents.llm.FallbackAdapter`, tuned",
+        "llm tuned",
+        "`FallbackAdapter([a, b], attempt_timeout=2, retry_on_chunk_sent=True)`",
+    ),
     _openai(
-        "LiteLLM `Router`", "router", '`Router(model_list, fallbacks=[{"a": ["b"]}])`', "litellm"
+        "LiteLLM `Router`",
+        "router",
+        '`Router(model_list, fallbacks=[{"a": ["b"]}])`, its 2 retries',
+        "litellm",
+    ),
+    _openai(
+        "LiteLLM `Router`, tuned",
+        "router tuned",
+        "the same with `stream_timeout=2, num_retries=0`",
+        "litellm",
     ),
     _openai(
         "hedge-python",
@@ -114,7 +128,15 @@ MODELS = (
     _proxy(
         "pipecat-hedge's proxy",
         "pipecat-hedge",
-        '`pipecat-hedge proxy`, `policy = "adaptive(0.1)"`',
+        '`pipecat-hedge proxy`, `policy = "adaptive(0.1)"`, `continue = true`',
+    ),
+    Peer(
+        "LiveKit `openai.LLM` at that proxy",
+        "livekit",
+        "benchmarks.speak_livekit",
+        "llm",
+        "`openai.LLM(base_url=...)`",
+        "pipecat-hedge",
     ),
 )
 """Those that answer as an LLM. "One provider" means that only a is asked."""
@@ -127,6 +149,11 @@ SPEECH = (
         "LiveKit `agents.tts.FallbackAdapter`",
         "tts fallback",
         f"`max_retry_per_tts=2`, {_CARTESIA}",
+    ),
+    _livekit(
+        "LiveKit `agents.tts.FallbackAdapter`, tuned",
+        "tts tuned",
+        f"`max_retry_per_tts=0`, {_CARTESIA}",
     ),
     _pipecat("pipecat-hedge `HedgedTTSService`", "tts hedged", f"{_CARTESIA}, `same_voice=True`"),
     _pipecat("Pipecat `DeepgramSTTService`", "stt bare", "as it is"),

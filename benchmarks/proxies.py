@@ -29,6 +29,7 @@ listen = "127.0.0.1:{port}"
 [models.a]
 wire = "openai"
 policy = "adaptive(0.1)"
+continue = true
 upstreams = [{upstreams}]
 """
 UPSTREAM = '{{ name = "{name}", base_url = "{url}", model = "{name}" }}'

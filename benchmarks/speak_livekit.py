@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 from livekit import rtc
@@ -20,6 +21,9 @@ from benchmarks.sections import PROVIDERS, RECOGNISERS, SPEAKERS, Section
 
 OPTIONS = APIConnectOptions()
 """What an `AgentSession` gives, if its user gives nothing."""
+TUNED: dict[str, Any] = {"tuned": {"attempt_timeout": 2.0, "retry_on_chunk_sent": True}}
+TUNED_TTS: dict[str, Any] = {"tuned": {"max_retry_per_tts": 0}}
+"""Options of the adapters, for kinds that are not as they come."""
 
 
 @function_tool
@@ -30,7 +34,7 @@ async def book_table(people: int, time: str, name: str) -> None:
 @asynccontextmanager
 async def peer(kind: str, url: str, section: Section) -> AsyncIterator[NewCaller]:
     """Objects for each call: LiveKit runs each in a process of its own."""
-    what, _, is_fallback = kind.partition(" ")
+    what, _, how = kind.partition(" ")
     async with aiohttp.ClientSession() as session:
 
         @asynccontextmanager
@@ -39,7 +43,8 @@ async def peer(kind: str, url: str, section: Section) -> AsyncIterator[NewCaller
                 llms: list[LLM] = [
                     openai.LLM(model=model, base_url=url, api_key="any") for model in PROVIDERS
                 ]
-                yield functools.partial(chat, FallbackAdapter(llms) if is_fallback else llms[0])
+                llm = FallbackAdapter(llms, **TUNED.get(how, {})) if how else llms[0]
+                yield functools.partial(chat, llm)
             elif what == "tts":
                 root = url.removesuffix("/v1")
                 voices: list[tts.TTS] = [
@@ -47,7 +52,8 @@ async def peer(kind: str, url: str, section: Section) -> AsyncIterator[NewCaller
                     for model in SPEAKERS
                 ]
                 yield functools.partial(
-                    speak, tts.FallbackAdapter(voices) if is_fallback else voices[0]
+                    speak,
+                    tts.FallbackAdapter(voices, **TUNED_TTS.get(how, {})) if how else voices[0],
                 )
             else:
                 ears: list[stt.STT] = [
@@ -56,7 +62,7 @@ async def peer(kind: str, url: str, section: Section) -> AsyncIterator[NewCaller
                     )
                     for model in RECOGNISERS
                 ]
-                ear = stt.FallbackAdapter(ears) if is_fallback else ears[0]
+                ear = stt.FallbackAdapter(ears) if how else ears[0]
                 async with ear.stream(conn_options=OPTIONS) as stream:
                     yield functools.partial(listen, stream)
 

@@ -21,7 +21,7 @@ TOOLS = [{"type": "function", "function": {"name": TOOL, "parameters": PARAMETER
 async def peer(kind: str, url: str, section: Section) -> AsyncIterator[NewCaller]:
     """One client for all calls of the process."""
     async with AsyncExitStack() as stack:
-        if kind == "router":
+        if kind.startswith("router"):
             from litellm import Router
 
             models = [
@@ -35,11 +35,14 @@ async def peer(kind: str, url: str, section: Section) -> AsyncIterator[NewCaller
                 }
                 for name in ("a", "b")
             ]
-            create: Any = Router(model_list=models, fallbacks=[{"a": ["b"]}]).acompletion
+            tuned: dict[str, Any] = {"stream_timeout": 2.0, "num_retries": 0}
+            options = tuned if kind == "router tuned" else {}
+            router = Router(model_list=models, fallbacks=[{"a": ["b"]}], **options)
+            create: Any = router.acompletion
         else:
             from openai import AsyncOpenAI
 
-            options: dict[str, Any] = {}
+            options = {}
             if kind == "hedge-python":
                 import httpx
                 from hedge import HedgeConfig

@@ -155,7 +155,8 @@ def check(cell: Cell, heard: Line, tools: int) -> None:
     assert (heard.framing[0], heard.framing[-1]) == ("<", ">"), info
     # If both have transient failures, both are asked again, as often as their SDKs would.
     rounds = 3 if report.outcome == "failed" else 1
-    assert sum(a.sent_secs is not None for a in report.attempts) <= 2 * rounds, info
+    lost = sum(a.outcome == "superseded" for a in report.attempts)  # asked to continue the answer
+    assert sum(a.sent_secs is not None for a in report.attempts) <= 2 * rounds + lost, info
     assert tools <= 1, info
     assert len(heard.errors) == (report.outcome == "failed"), info
     # On a busy machine the healthy provider may be silent for too long as well.

@@ -6,8 +6,8 @@ time of the next ``TimerFired``. The same object runs in the service and in virt
 Invariants: a failure never wins; at most one attempt is committed; every live attempt is cancelled
 when the turn ends. Attempts that failed before their first token, or that were silent, do not count
 against ``max_attempts``: a turn makes at most its providers + ``max_attempts`` - 1 requests, plus
-retries. If the answer breaks off, each that has lost may be asked once more. A failed or stalled
-attempt is replaced at once. When no other request is left, those with a transient error are
+retries. If the connection of an answer breaks, those that have lost may be asked again. A failed or
+stalled attempt is replaced at once. When no other request is left, those with a transient error are
 repeated after the SDKs' own pauses, as often as the SDKs would (``Slot.retries``), also beside an
 attempt that is late.
 ``docs/design/one-turn.md`` walks through a turn.
@@ -589,15 +589,17 @@ class Race:
             self._commands.append(Continue(attempt.number))
         self._phase = Phase.COMMITTED
         self._winner = attempt
-        losers = [loser for loser in self._live() if loser is not attempt]
         self._cancel_live("superseded", "superseded", now, keep=attempt)
-        for loser in losers:  # it may continue the answer
-            loser.is_repeated = True
-        self._slots.reopen([loser.slot for loser in losers])
 
     def _rescue(self, attempt: Attempt) -> None:
         self._phase = Phase.RESCUING
         self._commands.append(StreamBroken(attempt.number))
+        if not self._slots:  # a provider that only lost may continue the answer
+            lost = [a for a in self._attempts if a.outcome == "superseded" and not a.is_repeated]
+            lost = [a for a in lost if a.provider not in self._slots.excluded]
+            for loser in lost:
+                loser.is_repeated = True
+            self._slots.reopen([loser.slot for loser in lost])
 
     def _exclude(self, attempt: Attempt) -> None:
         """Exclude a provider that failed permanently or sent ``Retry-After`` from this turn."""

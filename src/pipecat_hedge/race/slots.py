@@ -12,6 +12,9 @@ class SlotQueue:
 
     Attempts that failed before their first token, or that were silent, do not count: as many more
     may be made, up to one for each further provider.
+
+    Attributes:
+        excluded: The providers that are asked no more, except to repeat a request.
     """
 
     def __init__(self, candidates: Sequence[Slot], attempts: int, recovering: str | None):
@@ -26,6 +29,7 @@ class SlotQueue:
         self._spare = attempts
         self._refunds = len({slot.provider for slot in candidates}) - 1
         self._recovering = recovering
+        self.excluded = set[str]()
         self.standing = HedgeEligibilityChanged({})
 
     def __bool__(self) -> bool:
@@ -57,6 +61,7 @@ class SlotQueue:
 
     def exclude(self, provider: str) -> None:
         """Remove all slots of a provider."""
+        self.excluded.add(provider)
         self._slots = [slot for slot in self._slots if slot.provider != provider]
 
     def refund(self) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import functools
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 from pipecat_hedge.policy.hedge_benefit import joint
@@ -430,20 +430,20 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
 
     async def _take_instance(self, attempt: ProviderAttempt) -> A:
         idle = self._idle[attempt.provider]
-        if not idle:  # all have failed or lost, and are asked again
-            ended = [a for a in self.attempts if a.provider == attempt.provider and a.is_repeated]
-            await self._stop([a.number for a in ended if a.closed_at is None])
-            used = [a.adapter for a in ended]
-            member = next(m for m in self._planned.order if m.name == attempt.provider)
-            idle += [adapter for adapter in member.adapters if adapter in used]
+        member = next(m for m in self._planned.order if m.name == attempt.provider)
+        while not idle:  # all have failed or lost, and are asked again
+            ours = [a for a in self.attempts if a.provider == attempt.provider and a.adapter]
+            in_use = {a.adapter for a in ours if a.closed_at is None}
+            idle += [adapter for adapter in member.adapters if adapter not in in_use]
+            if not idle:
+                await self._stop(next(a.number for a in ours if a.outcome and not a.closed_at))
         attempt.adapter = adapter = take_best_instance(idle)
         return adapter
 
-    async def _stop(self, losers: Collection[int]) -> None:
-        if losers and self._driver is not None:
-            for number in losers:
-                self._driver.stop(number)
-            await self._driver.wait_for(losers)
+    async def _stop(self, loser: int) -> None:
+        assert self._driver is not None
+        self._driver.stop(loser)
+        await self._driver.wait_for([loser])
 
     def _report_sent(self, launch: Launch, attempt: ProviderAttempt) -> None:
         attempt.sent_at = self._loop.time()
@@ -578,7 +578,9 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         """Which providers may take no hedge now, and which to avoid for replacements."""
         is_first = all(attempt.adapter is None for attempt in self.attempts)
         first = next(iter(self._idle), None) if is_first else None
-        names, now = [name for name, idle in self._idle.items() if idle], self._loop.time()
+        lost = {a.provider for a in self.attempts if a.outcome == "superseded"}
+        names = [name for name, idle in self._idle.items() if idle or name in lost]
+        now = self._loop.time()
         standings = self._standings(names, now)
         others = {name: s for name, s in standings.items() if name != self._recovering}
         if (behind := self._stats.loop_watch.why_behind()) is not None:
