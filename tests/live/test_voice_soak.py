@@ -41,7 +41,7 @@ SCRIPT = [keys for fault in FAULTS for keys in ("", "", "", "", f"?fault={fault}
 BARGE_INS = 0.1
 SETTLED_SECS = 60.0
 """Pipecat finds a half-open socket after 40 s, by its pings, and closes it for up to 12 s."""
-BOUNDED = {"HostedVoice.sounds", "ElevenLabsTTSService._alignment_started_context_ids"}
+BOUNDED = {"HostedVoice.first_sound_secs", "ElevenLabsTTSService._alignment_started_context_ids"}
 """The last hundred sentences; and the ids of ended contexts whose audio came in another's name,
 which Pipecat keeps with a bare service, too."""
 _SIMULATOR = """

@@ -17,6 +17,7 @@ from pipecat.frames.frames import (
     LLMFullResponseStartFrame,
     LLMTextFrame,
     MetricsFrame,
+    StartFrame,
     TextFrame,
     TTSAudioRawFrame,
     TTSSpeakFrame,
@@ -991,3 +992,28 @@ async def test_a_barge_in_while_a_failed_request_is_cancelled_leaves_its_voice_f
         await call.play(3, ask, 5)
         assert spoken.ear.text() == "yes we are"
         assert left_in(tts) == []
+
+
+class HangingHandshake(ConnectedVoice):
+    """Connects as it starts, which takes ten seconds; closing waits for that."""
+
+    async def start(self, frame: StartFrame) -> None:
+        await super().start(frame)
+        await self._connect_websocket()
+
+    async def stop(self, frame: EndFrame) -> None:
+        await super().stop(frame)
+        await self._disconnect_websocket()
+
+    async def _connect_websocket(self) -> None:
+        await asyncio.sleep(10.0)
+
+
+async def test_a_call_ends_while_a_spare_voice_is_still_connecting() -> None:
+    voices = [Voice("one", ScriptedVoice(lambda _: Says())), Voice("two", HangingHandshake())]
+    tts = HedgedTTSService(voices, stats=ProviderStats(), sample_rate=RATE)
+    spoken = Spoken(tts, ["Yes."])
+    async with spoken.call as call:
+        await call.play(ask, 2.0)
+        ends_at = asyncio.get_running_loop().time()
+    assert asyncio.get_running_loop().time() < ends_at + 5.0

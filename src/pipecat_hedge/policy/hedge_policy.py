@@ -176,8 +176,8 @@ class HedgePolicy:
         max_attempts: The most requests of a turn, rescues included; at least 1. Requests that fail
             before their first token, or are silent, do not count, so that each provider can be
             asked: a turn makes at most its providers + ``max_attempts`` - 1 requests, and what the
-            SDKs would retry. A recovery request is one more, and so is one for each that had lost
-            when the answer breaks off or stalls.
+            SDKs would retry. A recovery request is one more. Providers that had lost may be asked
+            again when the answer breaks off.
         commit: What makes an attempt win: ``first_sentence``, a speakable unit; ``first_token``,
             anything usable; ``auto``, the choice that suits the text-to-speech downstream.
         losers: ``cancel`` closes a loser's request at once, except for ``probes``. ``drain`` lets
@@ -327,7 +327,7 @@ class HedgePolicy:
     def race(cls, max_attempts: int = 2, **options: Unpack[PolicyOptions]) -> HedgePolicy:
         """Launch all attempts at the turn's start: the lowest latency, and the most requests.
 
-        No attempt is left to rescue an answer that breaks off.
+        An answer that stalls is waited for; one that breaks off is continued by one that lost.
 
         Args:
             max_attempts: The number of providers to ask; at least 1.

@@ -239,7 +239,7 @@ class HedgedTTSService(TTSService):
     async def cleanup(self) -> None:
         """Release the resources of all voices."""
         await self._speaking.close()
-        await self._requests.join()
+        await self._requests.close()
         await super().cleanup()
         await asyncio.gather(*(each.close() for each in self._voices))
         if self._is_in_session:
@@ -247,12 +247,12 @@ class HedgedTTSService(TTSService):
             await asyncio.to_thread(self._stats.save)
             await self._stats.end_session()
 
-    async def _end(self, frame: Frame) -> None:
+    async def _end(self, frame: EndFrame | CancelFrame) -> None:
         await self._speaking.close()
         for turn in list(self._turns.values()):
             await self._report(turn, was_interrupted=isinstance(frame, CancelFrame))
         await self._requests.join()
-        await asyncio.gather(*(each.process(frame) for each in self._voices))
+        await asyncio.gather(*(each.end(frame) for each in self._voices))
 
     # ---- what Pipecat calls
 

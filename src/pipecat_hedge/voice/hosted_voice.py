@@ -16,6 +16,8 @@ import numpy as np
 from loguru import logger
 from pipecat.audio.utils import create_stream_resampler, detect_speech_onset
 from pipecat.frames.frames import (
+    CancelFrame,
+    EndFrame,
     ErrorFrame,
     Frame,
     StartFrame,
@@ -53,7 +55,13 @@ from pipecat_hedge.service.provider_client import (
     is_rejection,
     report_responses,
 )
-from pipecat_hedge.voice.spoken_words import CHAR_SECS, is_rest, said_chars, spoken_length
+from pipecat_hedge.voice.spoken_words import (
+    CHAR_SECS,
+    ENOUGH_CHARS,
+    is_rest,
+    said_chars,
+    spoken_length,
+)
 
 SILENCE_SECS = 3.0
 """The longest time in which no other voice is asked, as ``silence_secs`` of ``HedgePolicy``."""
@@ -140,10 +148,10 @@ class Synthesis:
     @property
     def is_said(self) -> bool:
         """Whether its audio has all of the text, by the words or, without any, by its length."""
-        if self.words:
-            return not is_rest(self.text, self.said)
         usual_secs = self.voice.char_secs * spoken_length(self.text)
-        return self.audio_secs >= LEAST_PART * usual_secs
+        if not self.words and self.audio_secs >= LEAST_PART * usual_secs:
+            return True
+        return not is_rest(self.text, self.said)
 
     def fail(self, error: AttemptError) -> None:
         """Nothing more comes."""
@@ -234,6 +242,7 @@ class HostedVoice:
         self._turn = asyncio.Lock()
         self._tasks: dict[str, TaskScope] = {}
         self._scope = TaskScope()
+        self._is_ending = False
         self._is_free = asyncio.Event()
         for method in (
             *("create_context_id", "create_audio_context", "append_to_audio_context"),
@@ -255,8 +264,13 @@ class HostedVoice:
         return Backend(self.name, model, measures="speech")
 
     def learn_pace(self, asked: Synthesis) -> None:
-        """Learn what a character takes from a text that was said to its end."""
-        rate = asked.audio_secs / spoken_length(asked.text)
+        """Learn what a character takes from a text that was said to its end.
+
+        In a short one, the silence around it would count as much as its words.
+        """
+        if (length := spoken_length(asked.text)) < ENOUGH_CHARS:
+            return
+        rate = asked.audio_secs / length
         weight = 1.0 if self.char_secs == CHAR_SECS else 0.2
         self.char_secs += weight * (rate - self.char_secs)
 
@@ -285,8 +299,10 @@ class HostedVoice:
         """Start the service; nothing waits for its handshake."""
         self._scope.start(self._process(frame), name=f"starts {self.name}")
 
-    async def process(self, frame: Frame) -> None:
-        """Give the service a frame that is not a text."""
+    async def end(self, frame: EndFrame | CancelFrame) -> None:
+        """End the service; a handshake that hangs would hold up the end."""
+        self._is_ending = True
+        await self._scope.close()
         await self._process(frame)
 
     async def update(self, frame: Frame) -> None:
@@ -359,7 +375,8 @@ class HostedVoice:
             except Exception as error:
                 logger.debug(f"{self.name}: {error}")
             forget_text(service, asked.context_id, self.open.keys() - {asked.context_id})
-            if self.one_at_a_time and not asked.is_ended and has_connection(service):
+            is_dirty = self.one_at_a_time and not asked.is_ended and has_connection(service)
+            if is_dirty and not self._is_ending:
                 self._scope.start(self._reconnect(asked), name=f"reconnects {self.name}")
                 return
             del self.open[asked.context_id]

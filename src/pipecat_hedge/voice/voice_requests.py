@@ -61,6 +61,11 @@ class VoiceRequests:
         self._mean_chars += weight * (len(sentence.text) - self._mean_chars)
         self._accounts.begin_turn(self._budget, _now())
 
+    async def close(self) -> None:
+        """End what has not ended by itself."""
+        await self.join()
+        await self._ending.close()
+
     # ---- which voice
 
     def first_voice(self, sentence: Sentence) -> HostedVoice:
@@ -178,12 +183,17 @@ class VoiceRequests:
         asked.permit = self._stats.issue(
             voice.backend.record_key, "hedge", _TERMS, asked.asked_at, is_recovery=True
         )
-        with suppress(TimeoutError):
-            async with asyncio.timeout(SILENCE_SECS):
-                while asked.audible_at is None and not asked.is_over:
-                    changed.clear()
-                    await changed.wait()
-        await asyncio.wait([self.finish(asked, was_silent=True)])
+        was_silent = False
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SILENCE_SECS):
+                    while asked.audible_at is None and not asked.is_over:
+                        changed.clear()
+                        await changed.wait()
+            was_silent = True
+        finally:
+            ended = self.finish(asked, was_silent=was_silent)
+        await asyncio.wait([ended])
 
     def _send(
         self,

@@ -63,7 +63,7 @@ class Day:
     @property
     def excess(self) -> float:
         """How many times more it sent, or waited, than it should; the larger one."""
-        more = self.fixed.extra_requests / self.budget
+        more = self.fixed.extra_requests / max(self.budget, 0.001)
         return max(more, self.fixed.p99 / self.adaptive.p99)
 
 
