@@ -326,8 +326,6 @@ def _time(record: Mapping[str, Any], name: str | None, unit: Unit | None) -> flo
         try:
             date = datetime.fromisoformat(value)
         except ValueError:
-            if name is None:  # a column of something else
-                return None
             raise ValueError(f"{column}: neither a figure nor a date of ISO 8601") from None
         return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     factor = _named_unit(column)[1] or FACTORS[unit or "s"]
