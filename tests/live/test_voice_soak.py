@@ -154,10 +154,10 @@ def counts() -> tuple[int, int]:
 
 
 async def measure(calls: list[SoakedCall], before: tuple[int, int]) -> Level:
-    """What there is when tasks and sockets are as before, or after a minute."""
+    """What there is when tasks and sockets are no more than before, or after a minute."""
     with suppress(TimeoutError):
         async with asyncio.timeout(SETTLED_SECS):
-            while counts() != before:
+            while any(now > then for now, then in zip(counts(), before, strict=True)):
                 await asyncio.sleep(0.2)
     gc.collect()
     kept: Counter[str] = Counter()
@@ -194,6 +194,7 @@ async def test_memory_sockets_and_tasks_are_level_over_500_turns() -> None:
     first, later, last = levels
     grown = {name for name, count in last.kept.items() if count > first.kept[name]} - BOUNDED
     assert not grown
-    assert all((level.tasks, level.sockets) == before for level in levels)
+    # Fewer is no leak: a connection that was lost with the last text is opened for the next one.
+    assert all(level.tasks <= before[0] and level.sockets <= before[1] for level in levels)
     assert last.objects < 1.02 * first.objects
     assert last.rss_mb < 1.1 * later.rss_mb  # by then, most of what is learned is known
