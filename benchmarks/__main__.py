@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 import urllib.request
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
@@ -86,7 +87,7 @@ async def play(
         root = (await provider.stdout.readline()).decode().strip()
         url, session = f"{root}/v1", 0
         if peer.proxy:
-            proxy = proxies.running(peer.proxy, bin_folder, url)
+            proxy = proxies.running(peer.proxy, FOLDER, url)
             url, session = await asyncio.to_thread(stack.enter_context, proxy)
         arguments = [peer.kind, url, json.dumps([asdict(section) for section in played])]
         process = await asyncio.create_subprocess_exec(
@@ -146,9 +147,15 @@ async def play_all(
 ) -> list[dict[str, Any]]:
     """Play to all peers, in their order."""
     measuring = asyncio.Lock()
-    bins = [folders[peer.environment] for peer in peers]
-    parts = zip(peers, bins, strict=True)
-    return await asyncio.gather(*(play(p, p.played(turns), bin, measuring) for p, bin in parts))
+
+    async def play_one(peer: Peer) -> dict[str, Any]:
+        try:
+            return await play(peer, peer.played(turns), folders[peer.environment], measuring)
+        except Exception as error:  # the others are measured nevertheless
+            traceback.print_exc()
+            return {"name": peer.name, "error": f"{type(error).__name__}: {error}"}
+
+    return await asyncio.gather(*map(play_one, peers))
 
 
 def main() -> int:
@@ -160,9 +167,9 @@ def main() -> int:
     args = parser.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
     wanted = [peer for peer in PEERS if args.only.lower() in peer.name.lower()]
-    names = dict.fromkeys(peer.environment for peer in wanted)
+    names = dict.fromkeys(name for peer in wanted for name in peer.environments)
     versions = {name: make_environment(name) for name in names}
-    peers = [peer for peer in wanted if versions[peer.environment]]
+    peers = [peer for peer in wanted if all(versions[name] for name in peer.environments)]
     folders = {name: FOLDER / name / "bin" for name in names}
     results = asyncio.run(play_all(peers, args.turns, folders))
     (OUT / "results.json").write_text(json.dumps({"versions": versions, "results": results}))

@@ -41,6 +41,12 @@ class Peer:
     setup: str
     proxy: str = ""
 
+    @property
+    def environments(self) -> list[str]:
+        """What must be installed for it."""
+        of_proxy = {"pipecat-hedge": ["pipecat"]}.get(self.proxy, [])
+        return [self.environment, *of_proxy]
+
     def played(self, turns: int) -> list[Section]:
         """The sections for so many turns of a usual day."""
         heard = {"tts": "silent_voice", "stt": "late_transcript"}.get(self.kind[:3])

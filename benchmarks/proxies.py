@@ -46,7 +46,7 @@ MODEL = (
 
 
 @contextmanager
-def running(kind: str, bin_folder: Path, url: str) -> Iterator[tuple[str, int]]:
+def running(kind: str, environments: Path, url: str) -> Iterator[tuple[str, int]]:
     """Run a proxy; its address, and its process, which leads a session."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -56,11 +56,11 @@ def running(kind: str, bin_folder: Path, url: str) -> Iterator[tuple[str, int]]:
         if kind == "pipecat-hedge":
             upstreams = ", ".join(UPSTREAM.format(name=name, url=url) for name in PROVIDERS)
             settings.write_text(HEDGE.format(port=port, upstreams=upstreams))
-            command = [str(bin_folder / "pipecat-hedge"), "proxy", str(settings)]
+            command = [str(environments / "pipecat/bin/pipecat-hedge"), "proxy", str(settings)]
         elif kind == "litellm":
             models = ", ".join(MODEL.format(name=name, url=url) for name in PROVIDERS)
             settings.write_text(LITELLM.format(models=models))
-            command = [str(bin_folder / "litellm"), "--config", str(settings)]
+            command = [str(environments / "litellm/bin/litellm"), "--config", str(settings)]
             command += ["--host", "127.0.0.1", "--port", str(port)]
         process = subprocess.Popen(
             command,

@@ -153,11 +153,27 @@ def connect_one_by_one(service: TTSService) -> None:
 
 
 def has_connection(service: TTSService) -> bool:
-    """Whether ``reconnect`` applies to a service."""
+    """Whether ``disconnect`` and ``connect`` apply to a service."""
     return hasattr(service, "_connect")
 
 
-async def reconnect(service: Any) -> None:
-    """Replace a service's connection."""
+def has_no_reader(service: TTSService) -> bool:
+    """Whether nothing would read the connection that a service opens for its next request.
+
+    So it is when its connections were lost three times within seconds of being opened, and while
+    it waits before it opens the next one, which takes the place of any other.
+    """
+    if not isinstance(service, WebsocketTTSService):
+        return False
+    reader: asyncio.Task[None] | None = getattr(service, "_receive_task", None)
+    return (reader is not None and reader.done()) or service._reconnect_in_progress
+
+
+async def disconnect(service: Any) -> None:
+    """Close a service's connection."""
     await service._disconnect()
+
+
+async def connect(service: Any) -> None:
+    """Open a service's connection, and have it read."""
     await service._connect()

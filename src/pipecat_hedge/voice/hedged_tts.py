@@ -437,7 +437,7 @@ class HedgedTTSService(TTSService):
         if not winner.is_said:
             another = self._requests.another_voice(sentence)
             if another is None:
-                return dry_at + SILENCE_SECS, "leave out"
+                return dry_at + (0.0 if winner.is_over else SILENCE_SECS), "leave out"
             lead_secs = self._requests.lead_secs(another)
             stalls_at = max(dry_at - lead_secs, winner.heard_at + LULL_SECS)
             return (now if winner.is_over else stalls_at), "ask"

@@ -10,6 +10,7 @@ import asyncio
 import uuid
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -40,12 +41,14 @@ from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.pipecat_private import (
     allow_silence,
+    connect,
     connect_one_by_one,
+    disconnect,
     forget_text,
     has_connection,
+    has_no_reader,
     on_connection_lost,
     pauses_for_audio,
-    reconnect,
 )
 from pipecat_hedge.service.provider_client import (
     Rejection,
@@ -346,6 +349,9 @@ class HostedVoice:
             while self.one_at_a_time and self.open:
                 self._is_free.clear()
                 await self._is_free.wait()
+            if has_no_reader(self.service):
+                await disconnect(self.service)
+                await connect(self.service)
             self.open[asked.context_id] = asked
             asked.send()
             self._asking = asked
@@ -385,9 +391,11 @@ class HostedVoice:
     async def _reconnect(self, asked: Synthesis) -> None:
         """Late audio of a request would be taken for the next one's, which waits for this."""
         try:
-            await reconnect(self.service)
-            # ElevenLabs' clock of words has gone on with what came since the interruption.
-            await self.service.on_audio_context_completed(context_id=asked.context_id)
+            await disconnect(self.service)
+            with suppress(Exception):  # some would tell their server that the context is over
+                # ElevenLabs' clock of words has gone on with what came since the interruption.
+                await self.service.on_audio_context_completed(context_id=asked.context_id)
+            await connect(self.service)
         except Exception as error:
             logger.debug(f"{self.name}: {error}")
         finally:
