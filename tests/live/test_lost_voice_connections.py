@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -42,6 +42,10 @@ def bare(service: TTSService) -> TTSService:
 
 class Turns(Call):
     """A call whose turns are spoken one after another."""
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        return self
 
     async def turn(self, secs: float) -> list[str]:
         """Have a turn spoken: the words that are heard in these seconds."""
@@ -105,7 +109,7 @@ class Provider:
             self._texts += 1
             if self._texts % 2:
                 continue
-            audio = np.resize(np.repeat(np.int16([8000, -8000]), 20), RATE // 2).tobytes()
+            audio = np.resize(np.repeat(np.array([8000, -8000], np.int16), 20), RATE // 2).tobytes()
             context = sent.get("context_id") or sent.get("contextId")
             names = {"context_id": context, "contextId": context, "type": "chunk"}
             data = base64.b64encode(audio).decode()

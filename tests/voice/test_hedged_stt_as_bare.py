@@ -364,6 +364,26 @@ async def test_rescue_hears_audio_at_the_rate_of_the_call(rate: int) -> None:
     assert rescue.heard == [1.0]
 
 
+async def test_both_recognisers_are_told_what_the_bot_has_said() -> None:
+    """Some recognise more with it: AssemblyAI's."""
+
+    class Told(ScriptedRescue):
+        said = ""
+
+        async def _process_assistant_turn(self, text: str) -> None:
+            self.said += text
+
+    primary, rescue = Recorded(), Told(lambda _: "")
+    turn = LLMContextAssistantTurnFrame(text="How can I help?", timestamp="")
+    await run_test(
+        hedged(primary, rescue),
+        frames_to_send=[turn, SleepFrame(0.2)],
+        frames_to_send_direction=FrameDirection.UPSTREAM,
+    )
+    assert "How can I help?" in primary.got
+    assert rescue.said == "How can I help?"
+
+
 async def test_usage_of_the_rescue_is_reported_under_its_name() -> None:
     """A rescued utterance has no time to first byte: that is the primary's."""
 

@@ -23,6 +23,7 @@ from pipecat.frames.frames import (
     Frame,
     InputAudioRawFrame,
     InterimTranscriptionFrame,
+    LLMContextAssistantTurnFrame,
     StartFrame,
     STTMetadataFrame,
     STTMuteFrame,
@@ -344,6 +345,8 @@ class _Host(FrameProcessor):
         elif isinstance(frame, STTUpdateSettingsFrame):
             await self._update(frame, direction)
             return
+        elif isinstance(frame, LLMContextAssistantTurnFrame):
+            await self._rescue.feed(frame)  # some recognise more with what was said before
         await self._primary.feed(frame)
         if isinstance(frame, VADUserStoppedSpeakingFrame):
             await self._speech_stopped(frame)
