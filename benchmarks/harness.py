@@ -66,13 +66,19 @@ class Heard:
 
     @property
     def outcome(self) -> str:
-        """``ok``, ``cut`` (a part of the answer), ``wrong`` (something else) or ``lost``."""
+        """What the caller heard.
+
+        ``ok``, ``cut`` (a part of the answer), ``said twice`` (a part, then all of it), ``wrong``
+        (something else) or ``lost``.
+        """
         if self.section.has_tools:
             whole = self.calls == [(TOOL, ARGUMENTS)]
             return "ok" if whole else "wrong" if self.calls else "lost"
         text = " ".join(self.text.split())
         if text == self.wanted:
             return "ok"
+        if text.endswith(self.wanted):
+            return "said twice"
         return "lost" if not text else "cut" if self.wanted.startswith(text) else "wrong"
 
     def line(self) -> dict[str, Any]:

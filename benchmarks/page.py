@@ -21,6 +21,7 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
 FAULT_NAMES = {
     "hang": "hang",
+    "keepalives": "keep-alives, no text",
     "529": "529",
     "cut": "cut in mid-answer",
     "cut_tool": "cut tool call",
@@ -112,7 +113,7 @@ class Figures:
         return ", ".join(([text] if text else []) + waited)
 
 
-_BAD = ("lost", "cut", "wrong")
+_BAD = ("lost", "cut", "said twice", "wrong")
 
 
 def write(

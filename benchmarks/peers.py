@@ -91,7 +91,7 @@ MODELS = (
     _livekit(
         "LiveKit `agents.llm.FallbackAdapter`, tuned",
         "llm tuned",
-        "`FallbackAdapter([a, b], attempt_timeout=2, retry_on_chunk_sent=True)`",
+        "`FallbackAdapter([a, b], attempt_timeout=1, retry_on_chunk_sent=True)`",
     ),
     _openai(
         "LiteLLM `Router`",
@@ -102,7 +102,7 @@ MODELS = (
     _openai(
         "LiteLLM `Router`, tuned",
         "router tuned",
-        "the same with `stream_timeout=2, num_retries=0`",
+        "the same with `stream_timeout=1, num_retries=0`",
         "litellm",
     ),
     _openai(
@@ -159,7 +159,7 @@ SPEECH = (
     _livekit(
         "LiveKit `agents.tts.FallbackAdapter`, tuned",
         "tts tuned",
-        f"`max_retry_per_tts=0`, {_CARTESIA}",
+        f"`max_retry_per_tts=0`, `APIConnectOptions(timeout=2)`, {_CARTESIA}",
     ),
     _pipecat("pipecat-hedge `HedgedTTSService`", "tts hedged", f"{_CARTESIA}, `same_voice=True`"),
     _pipecat("Pipecat `DeepgramSTTService`", "stt bare", "as it is"),

@@ -18,7 +18,14 @@ ANSWER = (
 )
 SENTENCE = ANSWER.partition(".")[0] + "."
 TOOL, ARGUMENTS = "book_table", {"people": 4, "time": "half past seven", "name": "Ada Lovelace"}
-FAULTS = {"hang": "hang", "529": "529", "cut": "cut", "cut_tool": "cut", "400_once": "400"}
+FAULTS = {
+    "hang": "hang",
+    "keepalives": "keepalives",
+    "529": "529",
+    "cut": "cut",
+    "cut_tool": "cut",
+    "400_once": "400",
+}
 """Sections in which something befalls the first provider in every second turn, and the fault."""
 SPOKEN = "do you have a table for two"
 """What callers say to a recogniser."""

@@ -21,7 +21,7 @@ from benchmarks.sections import PROVIDERS, RECOGNISERS, SPEAKERS, Section
 
 OPTIONS = APIConnectOptions()
 """What an `AgentSession` gives, if its user gives nothing."""
-TUNED: dict[str, Any] = {"tuned": {"attempt_timeout": 2.0, "retry_on_chunk_sent": True}}
+TUNED: dict[str, Any] = {"tuned": {"attempt_timeout": 1.0, "retry_on_chunk_sent": True}}
 TUNED_TTS: dict[str, Any] = {"tuned": {"max_retry_per_tts": 0}}
 """Options of the adapters, for kinds that are not as they come."""
 
@@ -51,10 +51,9 @@ async def peer(kind: str, url: str, section: Section) -> AsyncIterator[NewCaller
                     cartesia.TTS(model=model, base_url=root, api_key="any", http_session=session)
                     for model in SPEAKERS
                 ]
-                yield functools.partial(
-                    speak,
-                    tts.FallbackAdapter(voices, **TUNED_TTS.get(how, {})) if how else voices[0],
-                )
+                voice = tts.FallbackAdapter(voices, **TUNED_TTS.get(how, {})) if how else voices[0]
+                options = APIConnectOptions(timeout=2.0) if how == "tuned" else OPTIONS
+                yield functools.partial(speak, voice, options)
             else:
                 ears: list[stt.STT] = [
                     deepgram.STT(
@@ -82,9 +81,9 @@ async def chat(llm: LLM, heard: Heard) -> None:
                 heard.call(call.name, json.loads(call.arguments))
 
 
-async def speak(voice: tts.TTS, heard: Heard) -> None:
+async def speak(voice: tts.TTS, options: APIConnectOptions, heard: Heard) -> None:
     """Have a sentence spoken."""
-    async with voice.stream(conn_options=OPTIONS) as stream:
+    async with voice.stream(conn_options=options) as stream:
         stream.push_text(heard.prompt)
         stream.end_input()
         async for audio in stream:

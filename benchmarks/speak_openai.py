@@ -35,7 +35,7 @@ async def peer(kind: str, url: str, section: Section) -> AsyncIterator[NewCaller
                 }
                 for name in ("a", "b")
             ]
-            tuned: dict[str, Any] = {"stream_timeout": 2.0, "num_retries": 0}
+            tuned: dict[str, Any] = {"stream_timeout": 1.0, "num_retries": 0}
             options = tuned if kind == "router tuned" else {}
             router = Router(model_list=models, fallbacks=[{"a": ["b"]}], **options)
             create: Any = router.acompletion

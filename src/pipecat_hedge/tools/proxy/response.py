@@ -16,8 +16,9 @@ STREAM_HEADERS: Mapping[str, str] = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
 }
-MAX_SILENCE_SECS = 10.0
-"""The longest time without a byte to the client: its headers come by then, and pings after it."""
+MAX_SILENCE_SECS = 8.0
+"""The longest time without a byte to the client: its headers come by then, and pings after it.
+LiveKit's plugins give up after 10 s without one."""
 WRITE_SECS = 120.0
 """How long a client may read nothing."""
 SLICE_BYTES = 2**18
