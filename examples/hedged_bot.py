@@ -19,9 +19,11 @@ in `voice_bot`.
 import os
 import sys
 
-from dotenv import load_dotenv
-
 if __name__ == "__main__":  # the services are imported only when they can be used
+    try:
+        from dotenv import load_dotenv
+    except ModuleNotFoundError:
+        sys.exit("hedged_bot: not installed: start it with `uv run`, or see README.md for pip")
     load_dotenv()
     keys = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "DEEPGRAM_API_KEY", "CARTESIA_API_KEY")
     if missing := [key for key in keys if not os.environ.get(key)]:

@@ -268,6 +268,7 @@ WEBSOCKET = OpenAIResponsesLLMService(api_key="k")
         row(hedged, "residency is 'eu', but provider 'scripted", residency="eu"),
         row(hedged, "min_in_flight must not exceed", min_in_flight=5, max_in_flight=4),
         row(hedged, "turn_log: there is no folder .*: make it first", turn_log="none/x"),
+        row(hedged, "turn_log: .* is a folder: name a file in it", turn_log="."),
         row(hedged, "turn_log must be a str or PathLike, got 5: give", turn_log=5),
         row(hedged, "drained_log: there is no folder .*: make it first", drained_log="none/x"),
         row(hedged, "policy must be a HedgePolicy, got 'race': write", policy="race"),

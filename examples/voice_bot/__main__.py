@@ -40,6 +40,8 @@ def main() -> int:
         _serve(sys.argv[1:])
     except SettingError as error:
         return _fail(str(error))
+    except KeyboardInterrupt:  # while it starts
+        return 130
     return 0
 
 

@@ -121,6 +121,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write(Path("turns.jsonl"), [line()])
     Path("one.csv").write_text("0.5\n0.6\n0.7\n")
+    Path("semi.csv").write_text("when;ttft\n1;0.5\n")
     Path("empty.csv").touch()
     Path("folder").mkdir()
     tone = 0.3 * np.sin(2 * np.pi * 440 * np.arange(19_200) / 48_000)
@@ -146,6 +147,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("replay hello.wav --interrupt-with missing.wav", "missing.wav"),
         ("replay hello.wav --interrupt-with folder", "is a folder, but exactly one recording"),
         ("replay hello.wav --report one.csv", "cannot be written to"),
+        ("whatif semi.csv", "separated by semicolons: separate them by commas"),
         ("whatif none.csv", "none.csv cannot be read: No such file"),
         ("whatif empty.csv", "there is no latency in"),
         ("whatif one.csv --attempts 1", "attempts must be at least 2"),
@@ -160,6 +162,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("report turns.jsonl --tz Mars/Olympus", "tz: 'Mars/Olympus' is not a time zone"),
         ("report turns.jsonl --slo-ttft -1", "ttft_secs must be a positive number"),
         ("report turns.jsonl --slo-ttft 1 --slo-share 95", "share must be above 0 and below 1"),
+        ("report turns.jsonl --slo-share 0.9", "--slo-share needs a time, such as --slo-ttft 0.8"),
         ("report turns.jsonl --out no/such/x.html", "out: there is no folder no/such"),
         ("report turns.jsonl --against absent.jsonl", "absent.jsonl cannot be read"),
         ("top bot:x", "bot:x is not an address: write http://127.0.0.1:7860"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
@@ -540,6 +541,24 @@ async def test_the_end_of_the_call_ends_a_turn_that_is_open() -> None:
         await call.play(0.05, EndFrame, 5)
         assert spoken.ear.text() == "good evening"
         assert call.line.frames(EndFrame)
+
+
+@pytest.mark.parametrize(
+    ("voices", "options", "message"),
+    [
+        (None, {"buget": 0.1}, "buget is no argument of HedgedTTSService: did you mean budget?"),
+        (None, {"policy": "race"}, "policy is no argument of HedgedTTSService"),
+        (None, {"budget": -1}, "budget must be from 0 to 1, got -1"),
+        ([], {}, "voices must list at least one Voice: write"),
+        (Voice("a", ScriptedVoice(lambda _: Says())), {}, "must be a list of Voice, not one Voice"),
+        ([ScriptedVoice(lambda _: Says())], {}, "must list Voice objects, got a ScriptedVoice"),
+    ],
+)
+def test_invalid_arguments_are_named(voices: Any, options: Any, message: str) -> None:
+    if voices is None:
+        voices = [Voice("a", ScriptedVoice(lambda _: Says()))]
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        HedgedTTSService(voices, **options)
 
 
 def test_how_audio_is_framed_is_no_option() -> None:

@@ -30,7 +30,7 @@ class LineLog:
             path: The file; None writes nothing.
 
         Raises:
-            ConfigurationError: If its folder does not exist.
+            ConfigurationError: If its folder does not exist, or it is one.
         """
         require(field, path, (str, os.PathLike), "give a file's path, or None to write nothing")
         self._path = None if path is None else Path(path)
@@ -38,6 +38,8 @@ class LineLog:
             raise ConfigurationError(
                 f"{field}: there is no folder {self._path.parent}: make it first"
             )
+        if self._path is not None and self._path.is_dir():
+            raise ConfigurationError(f"{field}: {self._path} is a folder: name a file in it")
 
     def __bool__(self) -> bool:
         """Whether there is a file."""

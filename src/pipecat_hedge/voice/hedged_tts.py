@@ -33,7 +33,12 @@ from pipecat.services.settings import TTSSettings
 from pipecat.services.tts_service import TTSService
 from pipecat.utils.context.word_timestamp_tracker import WordTimestamp
 
-from pipecat_hedge.policy.arguments import require, require_flag, require_number
+from pipecat_hedge.policy.arguments import (
+    require,
+    require_flag,
+    require_known,
+    require_number,
+)
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.hedged_service import HedgedLLMService
@@ -163,6 +168,7 @@ class HedgedTTSService(TTSService):
         _check(voices)
         if fixed := _FIXED & kwargs.keys():
             raise ConfigurationError(f"{min(fixed)} is the service's own: leave it out")
+        require_known(kwargs, owner=HedgedTTSService, base=TTSService)
         language = voices[0].service.text_aggregation_language
         kwargs.setdefault("settings", TTSSettings(model=None, voice=None, language=language))
         super().__init__(
@@ -550,8 +556,15 @@ class HedgedTTSService(TTSService):
 
 def _check(voices: Sequence[Voice]) -> None:
     example = 'write [Voice("cartesia", CartesiaTTSService(...))]'
-    if not voices or not all(isinstance(each, Voice) for each in voices):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigurationError(f"voices must list at least one Voice, got {voices!r}: {example}")
+    if not isinstance(voices, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+        given = type(voices).__name__
+        raise ConfigurationError(f"voices must be a list of Voice, not one {given}: {example}")
+    if not voices:
+        raise ConfigurationError(f"voices must list at least one Voice: {example}")
+    for each in voices:
+        if not isinstance(each, Voice):  # pyright: ignore[reportUnnecessaryIsInstance]
+            given = type(each).__name__
+            raise ConfigurationError(f"voices must list Voice objects, got a {given}: {example}")
     if len({each.name for each in voices}) < len(voices):
         raise ConfigurationError("voices: two have the same name; give each its own")
     if len({id(each.service) for each in voices}) < len(voices):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -53,7 +54,6 @@ def test_small_file_has_defaults(tmp_path: Path) -> None:
         (SMALL.replace("https://", ""), "upstream 'direct': base_url must be an http"),
         (SMALL.replace('bedrock", k', 'direct", k'), "two have the same name"),
         (SMALL.replace(', region = "eu-central-1"', ""), "region is missing"),
-        (SMALL.replace('model = "claude-haiku-4-5"', 'model = "m", key_env = "NO_SUCH"'), "export"),
         (SMALL.replace("upstreams", "upstream"), "upstream is no setting: did you mean upstreams?"),
         (SMALL.replace("policy", "polcy"), "models.claude: polcy is no setting: did you mean pol"),
         (SMALL + '"{x}" = 1', "{x} is no setting: there are wire, upstreams, policy, continue, "),
@@ -70,14 +70,32 @@ def test_invalid_settings_name_their_remedy(tmp_path: Path, text: str, message: 
     assert message in str(rejected.value)
 
 
-def test_a_mistyped_name_is_found_without_the_keys(tmp_path: Path) -> None:
-    """Of an upstream behind one whose key is not set."""
-    text = SMALL.replace('haiku-4-5"', 'haiku-4-5", key_env = "NO_SUCH"')
-    text = text.replace("region =", "regoin =")
-    with pytest.raises(
-        ConfigurationError, match=r"\[1\]: regoin is no setting: did you mean region"
-    ):
-        read(tmp_path, text)
+KEYLESS = SMALL.replace('haiku-4-5"', 'haiku-4-5", key_env = "NO_SUCH"')
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("region =", "regoin =", "[1]: regoin is no setting: did you mean region"),
+        ("adaptive(", "adaptve(", "models.claude.policy: 'adaptve("),
+    ],
+)
+def test_a_mistake_is_found_without_the_keys(
+    tmp_path: Path, right: str, wrong: str, message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        read(tmp_path, KEYLESS.replace(right, wrong))
+
+
+def test_keys_are_named_by_a_check_and_needed_by_the_proxy(
+    tmp_path: Path, ran: Callable[..., Ran]
+) -> None:
+    path = tmp_path / "hedge.toml"
+    lines = KEYLESS.splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if "bedrock" not in line))
+    assert ran("proxy", path, "--check") == (0, f"{path} can be used; not set here: NO_SUCH\n", "")
+    error = f"pipecat-hedge proxy: {path}: not set: NO_SUCH; export it\n"
+    assert ran("proxy", path) == (2, "", error)
 
 
 @pytest.mark.parametrize("options", [["--check"], []])

@@ -367,6 +367,9 @@ def _records(file: Iterable[str]) -> Iterator[tuple[int, dict[str, Any] | ValueE
                 yield number, _parsed(line)
         return
     has_header = not isinstance(_cell(first), float)
+    if ";" in first and "," not in first:
+        yield begin, ValueError("the columns are separated by semicolons: separate them by commas")
+        return
     rows = csv.DictReader(lines, None if has_header else [COLUMN])
     if rows.fieldnames is not None:
         rows.fieldnames = [printable(name.strip()) for name in rows.fieldnames]

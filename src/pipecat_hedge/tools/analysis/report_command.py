@@ -72,7 +72,8 @@ def headline(report: Report, zone: tzinfo | None = None) -> Iterator[str]:
 def caveat(report: Report) -> str:
     """Return the limitation of the figures, or nothing."""
     turns = count(report.all_turns.turns, "turn")
-    few = f"{turns} are too few for a p99: the percentiles are rough."
+    verb = "is" if report.all_turns.turns == 1 else "are"
+    few = f"{turns} {verb} too few for a p99: the percentiles are rough."
     return few if report.is_small else ""
 
 
@@ -129,7 +130,8 @@ def _recommended(report: Report) -> str:
     return (
         f"{chosen.policy}. p95 {secs(chosen.percentiles['p95'])} instead of "
         f"{secs(mine.percentiles['p95'])} with the policy of the log, "
-        f"{share(chosen.extra_requests)} more requests instead of {share(mine.extra_requests)}"
+        f"{share(chosen.extra_requests)} more requests instead of {share(mine.extra_requests)} "
+        "(all replayed)"
     )
 
 
@@ -368,7 +370,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for name, what in OBJECTIVES.items():
         option = f"--slo-{name.replace('_', '-')}"
         add(option, type=float, metavar="SECS", help=f"SLO: {what} within this time")
-    add("--slo-share", type=float, metavar="SHARE", default=0.95, help="of turns (default 0.95)")
+    add("--slo-share", type=float, metavar="SHARE", help="of turns (default 0.95)")
     add("--tz", metavar="ZONE", help="time zone, such as Europe/Paris (default: local)")
     add("--no-replay", action="store_true", help="do not replay other policies; faster")
     add("--json", action="store_true", help="print all figures as JSON")
@@ -382,7 +384,10 @@ def run(args: argparse.Namespace) -> int:
     """
     zone = _zone(args.tz)
     limits = (args.slo_ttft, args.slo_ttfs, args.slo_voice_to_voice)
-    slo = None if limits == (None, None, None) else Slo(*limits, share=args.slo_share)
+    share_of_turns = {} if args.slo_share is None else {"share": args.slo_share}
+    if limits == (None, None, None) and share_of_turns:
+        raise ConfigurationError("--slo-share needs a time, such as --slo-ttft 0.8")
+    slo = None if limits == (None, None, None) else Slo(*limits, **share_of_turns)
     if args.out is not None and not args.out.parent.is_dir():
         raise ConfigurationError(f"out: there is no folder {args.out.parent}: create it first")
     with progress_bar() as bar:

@@ -126,7 +126,8 @@ def caveats(answer: Answer) -> Iterator[str]:
     """Yield the limitations of the answer, a sentence each without its full stop."""
     sample, turns, independence = answer.sample, answer.sample.latencies, answer.independence
     if sample.is_small:
-        yield f"{count(turns, 'turn')} have no p99: the result is rough"
+        verb = "has" if turns == 1 else "have"
+        yield f"{count(turns, 'turn')} {verb} no p99: the result is rough"
     elif turns < 1000:
         yield f"{turns} turns are too few beyond the p{100 * (1 - 10 / turns):.0f}"
     if independence.slow_together is not None:

@@ -105,8 +105,6 @@ class UpstreamSettings(_Settings):
             raise ValueError(f"upstream {self.name!r}: project is missing, kind 'vertex' needs it")
         if self.kind != "api" and self.region is None:
             raise ValueError(f"upstream {self.name!r}: region is missing, such as 'eu-central-1'")
-        if self.key_env is not None and not os.environ.get(self.key_env):
-            raise ValueError(f"upstream {self.name!r}: {self.key_env} is not set: export it")
         return self
 
     @property
@@ -227,6 +225,13 @@ class ProxySettings(_Settings):
         if len({key.name for key in self.keys}) < len(self.keys):
             raise ValueError("keys: two have the same name")
         return self
+
+    @property
+    def missing_keys(self) -> list[str]:
+        """The variables that upstreams name and that are not set; without them no proxy starts."""
+        upstreams = [each for model in self.models.values() for each in model.upstreams]
+        named = dict.fromkeys(each.key_env for each in upstreams if each.key_env is not None)
+        return [name for name in named if not os.environ.get(name)]
 
     @property
     def address(self) -> tuple[str, int]:

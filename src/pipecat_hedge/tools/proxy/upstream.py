@@ -149,10 +149,10 @@ def check_packages(settings: UpstreamSettings) -> None:
     packages = list[str]()
     if settings.kind == "bedrock":
         packages = ["anthropic", "botocore"]  # streams are read with botocore
-        if not (settings.key or os.environ.get("AWS_BEARER_TOKEN_BEDROCK")):
+        if not (settings.key_env or os.environ.get("AWS_BEARER_TOKEN_BEDROCK")):
             packages.append("boto3")
     elif settings.kind == "vertex":
-        packages = ["anthropic"] if settings.key else ["anthropic", "google.auth"]
+        packages = ["anthropic"] if settings.key_env else ["anthropic", "google.auth"]
     for package in packages:
         try:
             importlib.import_module(package)
