@@ -89,7 +89,7 @@ report: $(STAMP) ## make an example turn log, its report and pictures of it: out
 bench: $(STAMP) ## compare the bare service, Pipecat's failover and hedging, in one run of some minutes
 	$(BIN)/pipecat-hedge bench $(ARGS)
 
-benchmarks: $(STAMP) ## play the same turns to others and to this library, into docs/benchmarks.md (a quarter of an hour)
+benchmarks: $(STAMP) ## play the same turns to others and to this library, into docs/benchmarks.md (twenty minutes)
 	@$(BIN)/python -m benchmarks $(if $(BENCH_TURNS),--turns $(BENCH_TURNS)) $(ARGS)
 
 drill: $(STAMP) ## have providers fail under a fleet of callers, in a good hour; less: ARGS="down hang"

@@ -174,7 +174,7 @@ def main() -> int:
     results = asyncio.run(play_all(peers, args.turns, folders))
     (OUT / "results.json").write_text(json.dumps({"versions": versions, "results": results}))
     page.write(args.page, wanted, versions, results)
-    return 0
+    return int(any("error" in result for result in results))
 
 
 if __name__ == "__main__":

@@ -201,7 +201,9 @@ def _ms(value: float | None) -> str:
 def _setups(peers: Sequence[Peer], versions: Mapping[str, str], errors: Mapping[str, str]) -> str:
     rows = []
     for peer in peers:
-        version = versions[peer.environment] or "left out: cannot be installed"
+        version = versions[peer.environment]
+        if not all(versions[name] for name in peer.environments):
+            version = "left out: cannot be installed"
         how = f"failed: {errors[peer.name]}" if peer.name in errors else peer.setup
         rows.append([peer.name, f"{peer.environment} {version}", how])
     return "### How each was set up\n\n" + _table(["", "environment", "setup"], rows, align="---")

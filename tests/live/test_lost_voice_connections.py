@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -43,15 +43,29 @@ def bare(service: TTSService) -> TTSService:
 class Turns(Call):
     """A call whose turns are spoken one after another."""
 
+    def __init__(self, service: TTSService):
+        super().__init__(service)
+        self.is_over = asyncio.Event()
+        self._most_secs = 1.0
+        if isinstance(service, HedgedTTSService):
+            self._most_secs = 20.0
+            service.add_event_handler("on_speech_report", self._take)
+
+    async def _take(self, _: object, report: SpeechReport) -> None:
+        self.is_over.set()
+
     async def __aenter__(self) -> Self:
         await super().__aenter__()
         return self
 
-    async def turn(self, secs: float) -> list[str]:
-        """Have a turn spoken: the words that are heard in these seconds."""
+    async def turn(self) -> list[str]:
+        """Have a turn spoken: the words that are heard, of a bare service within a second."""
         self.forget()
+        self.is_over.clear()
         await self.say(TEXT)
-        await asyncio.sleep(secs)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._most_secs):
+                await self.is_over.wait()
         return self.words if self.audio else []
 
 
@@ -73,7 +87,7 @@ async def test_three_lost_connections_silence_no_voice(service: Make) -> None:
     script = [CUT] * 4 + [""] * 9
     for around, last in ((hedged, WORDS), (bare, [])):
         async with behind_network(service, script) as (_, made), Turns(around(made)) as call:
-            first, *_, before, now = [await call.turn(1.0) for _ in range(5)]
+            first, *_, before, now = [await call.turn() for _ in range(5)]
             assert first != WORDS
             assert before == now == last
             assert made.is_usable is (around is hedged)
@@ -84,11 +98,11 @@ async def test_a_provider_that_was_away_for_a_second_is_heard_at_once(service: M
     """Pipecat waits for 4 s and more before it opens a connection that is read."""
     for around, expected in ((hedged, WORDS), (bare, [])):
         async with behind_network(service, []) as (net, made), Turns(around(made)) as call:
-            assert await call.turn(1.0) == WORDS
+            assert await call.turn() == WORDS
             net.go_down()
             await asyncio.sleep(1)
             net.come_back()
-            assert await call.turn(1.5) == expected
+            assert await call.turn() == expected
 
 
 class Provider:
@@ -128,19 +142,15 @@ def rime(url: str) -> TTSService:
 
 @pytest.mark.parametrize("service", [asyncai, rime])
 async def test_a_new_connection_hears_nothing_of_a_context_of_the_old_one(service: Any) -> None:
-    provider, reports = Provider(), list[SpeechReport]()
+    provider = Provider()
     async with serve(provider.serve, "127.0.0.1", 0) as server:
         port = next(iter(server.sockets)).getsockname()[1]
-        tts = hedged(service(f"ws://127.0.0.1:{port}"))
-
-        async def take(_: object, report: SpeechReport) -> None:
-            reports.append(report)
-
-        tts.add_event_handler("on_speech_report", take)
-        async with Turns(tts) as call:
+        async with Turns(hedged(service(f"ws://127.0.0.1:{port}"))) as call:
             await call.say(TEXT)
-            await call.until(lambda: bool(reports))
-    assert reports[0].first_sound_secs is not None
-    old, new = provider.got
-    assert any(TEXT.strip() in str(each) for each in old)
-    assert TEXT.strip() in str(new[1 if service is asyncai else 0])
+            await call.is_over.wait()
+            assert call.audio
+    old, new = ([str(each) for each in got] for got in provider.got)
+    assert TEXT.strip() in "".join(old)
+    assert TEXT.strip() in new[1 if service is asyncai else 0]
+    (context,) = {each["context_id"] for each in provider.got[0] if "context_id" in each} or {""}
+    assert not context or context not in "".join(new)

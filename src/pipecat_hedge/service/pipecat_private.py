@@ -161,7 +161,7 @@ def has_no_reader(service: TTSService) -> bool:
     """Whether nothing would read the connection that a service opens for its next request.
 
     So it is when its connections were lost three times within seconds of being opened, and while
-    it waits before it opens the next one, which takes the place of any other.
+    it is about to open the next one itself, which takes the place of any other.
     """
     if not isinstance(service, WebsocketTTSService):
         return False
@@ -177,3 +177,4 @@ async def disconnect(service: Any) -> None:
 async def connect(service: Any) -> None:
     """Open a service's connection, and have it read."""
     await service._connect()
+    service._disconnecting = False  # where a service's ``_connect`` forgets it, as Resemble's

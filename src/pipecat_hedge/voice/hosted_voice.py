@@ -349,9 +349,8 @@ class HostedVoice:
             while self.one_at_a_time and self.open:
                 self._is_free.clear()
                 await self._is_free.wait()
-            if has_no_reader(self.service):
+            if is_unread := has_no_reader(self.service):
                 await disconnect(self.service)
-                await connect(self.service)
             self.open[asked.context_id] = asked
             asked.send()
             self._asking = asked
@@ -360,7 +359,10 @@ class HostedVoice:
                 if not self.service.is_usable:
                     await self.service.set_usable(True)
                 with capture_responses(asked.take_response):
-                    await self._process(TTSSpeakFrame(asked.text, append_to_context=False))
+                    if is_unread:
+                        await connect(self.service)
+                    if not asked.is_over:
+                        await self._process(TTSSpeakFrame(asked.text, append_to_context=False))
             except Exception as error:
                 self._fail(exception_error(error, has_begun=asked.audio_secs > 0), asked)
             finally:

@@ -94,7 +94,7 @@ def test_keys_are_named_by_a_check_and_needed_by_the_proxy(
     lines = KEYLESS.splitlines(keepends=True)
     path.write_text("".join(line for line in lines if "bedrock" not in line))
     assert ran("proxy", path, "--check") == (0, f"{path} can be used; not set here: NO_SUCH\n", "")
-    error = f"pipecat-hedge proxy: {path}: not set: NO_SUCH; export it\n"
+    error = "pipecat-hedge proxy: not set: NO_SUCH; export it\n"
     assert ran("proxy", path) == (2, "", error)
 
 

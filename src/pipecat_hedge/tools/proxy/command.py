@@ -46,12 +46,10 @@ def run(args: argparse.Namespace) -> int:
     for model in settings.models.values():
         for upstream in model.upstreams:
             check_packages(upstream)
-    missing = ", ".join(settings.missing_keys)
     if args.check:
+        missing = ", ".join(settings.missing_keys)
         print(f"{path} can be used" + (f"; not set here: {missing}" if missing else ""))
         return 0
-    if missing:
-        raise ConfigurationError(f"{path}: not set: {missing}; export it")
     with asyncio.Runner(loop_factory=_new_loop()) as runner:
         runner.run(_serve(path, settings))
     return 0

@@ -50,7 +50,12 @@ class ProxyServer:
         Args:
             settings: The settings.
             stats: What is learned of the upstreams.
+
+        Raises:
+            ConfigurationError: If the key of an upstream is not set; the message names it.
         """
+        if settings.missing_keys:
+            raise ConfigurationError(f"not set: {', '.join(settings.missing_keys)}; export it")
         self._settings, self._stats = settings, stats
         self._keys = Keys(settings.keys)
         self._models: dict[str, ProxiedModel] = {}
