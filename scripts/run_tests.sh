@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the tests that `make test` excludes. Those over sockets mostly wait, so five of them run at a time, and
+# Runs the tests that `make test` excludes. Those over sockets mostly wait, so four of them run at a time, and
 # the long simulations, whose time is virtual, use what processor time they leave.
 # The no-harm tests compare callers in one process, so two of them run at a time, at the end.
 # Takes the interpreter and pytest's arguments; with arguments, everything runs sequentially.
@@ -19,8 +19,8 @@ color=no
 failed=0
 alone=tests/no_harm/test_side_by_side.py
 
-marked() { # the files with one of these markers: those of all tests take each worker 4 s
-    grep -rlE "mark\.($1)\b" tests --include='test_*.py' | grep -vx "$alone" | sort
+marked() { # the files with one of these markers: to collect all takes each worker 4 s longer
+    grep -rlE "mark\.($1)\b" tests --include='test_*.py' --exclude-dir=vllm_server | grep -vx "$alone" | sort
 }
 
 run() { # NAME, pytest's arguments
@@ -35,7 +35,7 @@ nice -n 19 "$python" -m pytest --color "$color" -n 2 --timeout 600 -m "slow and 
     $(marked slow) >"$logs/slow" 2>&1 &
 slow=$!
 trap 'kill "$slow" 2>/dev/null; exit 130' INT TERM
-run live -n 5 --maxschedchunk 1 -m "live or realtime" $(marked 'live|realtime')
+run live -n 4 --maxschedchunk 1 -m "live or realtime" $(marked 'live|realtime')
 wait "$slow" || failed=1
 cat "$logs/slow"
 run harm -n 2 --maxschedchunk 1 "$alone"
