@@ -35,7 +35,7 @@ nice -n 19 "$python" -m pytest --color "$color" -n 2 --timeout 600 -m "slow and 
     $(marked slow) >"$logs/slow" 2>&1 &
 slow=$!
 trap 'kill "$slow" 2>/dev/null; exit 130' INT TERM
-run live -n 4 --maxschedchunk 1 -m "live or realtime" $(marked 'live|realtime')
+run live -n 4 --dist worksteal -m "live or realtime" $(marked 'live|realtime')
 wait "$slow" || failed=1
 cat "$logs/slow"
 run harm -n 2 --maxschedchunk 1 "$alone"

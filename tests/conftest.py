@@ -60,17 +60,6 @@ def pytest_asyncio_loop_factories(
     return {"real": asyncio.SelectorEventLoop}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests that may last longest begin first, and none is left at the end."""
-
-    def rank(item: pytest.Item) -> tuple[float, bool]:
-        timeout = item.get_closest_marker("timeout")
-        secs = timeout.args[0] if timeout else float(item.config.getini("timeout"))
-        return -secs, item.get_closest_marker("realtime") is None
-
-    items.sort(key=rank)
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Iterator[None]:
     """The alarm of a timeout comes again: one in a task's step ends only that task."""
