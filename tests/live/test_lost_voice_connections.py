@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -29,6 +29,7 @@ RATE = 16000
 TEXT = "Yes, we do. "
 WORDS = ["yes", "we", "do"]
 CUT = "?fault=cut&after=1"
+Around: TypeAlias = Callable[[TTSService], TTSService]
 URLS = ("cartesia_url", "elevenlabs_url", "deepgram_voice_url")
 
 
@@ -85,24 +86,34 @@ async def behind_network(service: Make, script: list[str]) -> AsyncIterator[tupl
 async def test_three_lost_connections_silence_no_voice(service: Make) -> None:
     """Three connections that are lost within seconds: Pipecat gives the service up for the call."""
     script = [CUT] * 4 + [""] * 9
-    for around, last in ((hedged, WORDS), (bare, [])):
+
+    async def hold(around: Around, last: list[str]) -> None:
         async with behind_network(service, script) as (_, made), Turns(around(made)) as call:
             first, *_, before, now = [await call.turn() for _ in range(5)]
             assert first != WORDS
             assert before == now == last
             assert made.is_usable is (around is hedged)
 
+    async with asyncio.TaskGroup() as calls:
+        calls.create_task(hold(hedged, WORDS), name="hedged")
+        calls.create_task(hold(bare, []), name="bare")
+
 
 @pytest.mark.parametrize("service", SOCKETS)
 async def test_a_provider_that_was_away_for_a_second_is_heard_at_once(service: Make) -> None:
     """Pipecat waits for 4 s and more before it opens a connection that is read."""
-    for around, expected in ((hedged, WORDS), (bare, [])):
+
+    async def hold(around: Around, expected: list[str]) -> None:
         async with behind_network(service, []) as (net, made), Turns(around(made)) as call:
             assert await call.turn() == WORDS
             net.go_down()
             await asyncio.sleep(1)
             net.come_back()
             assert await call.turn() == expected
+
+    async with asyncio.TaskGroup() as calls:
+        calls.create_task(hold(hedged, WORDS), name="hedged")
+        calls.create_task(hold(bare, []), name="bare")
 
 
 class Provider:

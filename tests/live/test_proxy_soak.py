@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -151,19 +151,19 @@ def plain(stream: bytes) -> bytes:
     return re.sub(rb'(chatcmpl-|msg_|req_)\d+|"created":\d+', b"", stream)
 
 
-@pytest.mark.parametrize("name", ["well", "529", "cut", "cut first", "hang", "error first"])
-async def test_a_turn_s_memory_is_free_without_the_garbage_collector(
-    sim: Simulator, name: str
-) -> None:
+async def test_a_turn_s_memory_is_free_without_the_garbage_collector(sim: Simulator) -> None:
     policy = {"policy": "race(2, probes=False)"}
-    async with (
-        proxied((sim.url, MODELS[name]), (sim.url, WELL), model=policy) as url,
-        aiohttp.ClientSession() as session,
-    ):
+    async with AsyncExitStack() as stack, aiohttp.ClientSession() as session:
+        urls = [
+            await stack.enter_async_context(
+                proxied((sim.url, MODELS[name]), (sim.url, WELL), model=policy)
+            )
+            for name in ("well", "529", "cut", "cut first", "hang", "error first")
+        ]
         gc.collect()
         gc.disable()
         try:
-            for wire in PATHS:
+            for url, wire in itertools.product(urls, PATHS):
                 async with session.post(
                     url + PATHS[wire], json=asking(wire, stream=True)
                 ) as answer:

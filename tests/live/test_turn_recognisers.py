@@ -125,15 +125,10 @@ class Phone(Line):
         return [message["content"] for message in messages]
 
 
-@pytest.mark.parametrize(
-    ("message", "service"),
-    [(flux, DeepgramFluxSTTService), (cartesia, CartesiaTurnsSTTService)],
-    ids=["flux", "cartesia"],
-)
-async def test_only_a_stuck_one_is_replaced(
+async def hold(
     message: Callable[[str, str], dict[str, Any]], service: Callable[..., STTService]
 ) -> None:
-    """Its turns are its own; the fresh one hears the utterance from its beginning."""
+    """Hold a call whose recogniser gets stuck in the third utterance."""
     server, rescue = TurnServer(message), ScriptedRescue(lambda _: "rescued")
     async with server.run() as url:
         stt = HedgedSTTService(
@@ -151,3 +146,10 @@ async def test_only_a_stuck_one_is_replaced(
         assert server.connections == 2
         await asyncio.wait_for(server.left.wait(), 5)
     assert rescue.heard == []
+
+
+async def test_only_a_stuck_one_is_replaced() -> None:
+    """Its turns are its own; the fresh one hears the utterance from its beginning."""
+    async with asyncio.TaskGroup() as calls:
+        calls.create_task(hold(flux, DeepgramFluxSTTService), name="flux")
+        calls.create_task(hold(cartesia, CartesiaTurnsSTTService), name="cartesia")

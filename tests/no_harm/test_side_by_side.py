@@ -20,13 +20,22 @@ from tests.no_harm.scenarios import (
 pytestmark = [pytest.mark.realtime, pytest.mark.timeout(240)]
 
 
+@pytest.mark.usefixtures("uncollected")
+def test_the_losers_of_a_race_are_closed_at_once() -> None:
+    result = asyncio.run(race_losers(pace=0.5))
+    _show(result)
+    assert result.figures("hedged").lost == 0
+    assert result.counts[LOSERS_LATE] <= 0.04 * result.figures("hedged").turns
+    assert result.counts[TOKENS_SENT] <= result.counts[TOKENS_REPORTED]
+
+
 @pytest.mark.parametrize(
     ("name", "pace"),
     [
         ("blip", 0.7),
         ("thinking", 0.4),
-        ("neighbours", 0.6),
         ("blocked_loop", 0.6),
+        ("neighbours", 0.6),
         ("busy_loop", 0.7),
     ],
 )
@@ -37,14 +46,6 @@ def test_nothing_is_worse_than_with_the_bare_service(name: str, pace: float) -> 
     assert [harm for arm in hedged for harm in result.harms(arm)] == []
     if "after" in result.phases:
         assert [result.figures(arm, "after").lost for arm in hedged] == [0] * len(hedged)
-
-
-def test_a_long_tail_is_cut_and_nothing_else_is_worse() -> None:
-    result = asyncio.run(trace(pace=0.4, burners=2))
-    _show(result)
-    assert result.harms("hedged") == []
-    slow = [result.figures(arm, "learned").slow_share for arm in BARE]
-    assert result.figures("hedged", "learned").slow_share <= sum(slow) / 4
 
 
 def test_a_slow_spell_of_the_first_provider_is_hardly_noticed() -> None:
@@ -58,13 +59,12 @@ def test_a_slow_spell_of_the_first_provider_is_hardly_noticed() -> None:
     assert slow.asked.get("p1", 0.0) <= 0.15
 
 
-@pytest.mark.usefixtures("uncollected")
-def test_the_losers_of_a_race_are_closed_at_once() -> None:
-    result = asyncio.run(race_losers(pace=0.5))
+def test_a_long_tail_is_cut_and_nothing_else_is_worse() -> None:
+    result = asyncio.run(trace(pace=0.4, burners=2))
     _show(result)
-    assert result.figures("hedged").lost == 0
-    assert result.counts[LOSERS_LATE] <= 0.04 * result.figures("hedged").turns
-    assert result.counts[TOKENS_SENT] <= result.counts[TOKENS_REPORTED]
+    assert result.harms("hedged") == []
+    slow = [result.figures(arm, "learned").slow_share for arm in BARE]
+    assert result.figures("hedged", "learned").slow_share <= sum(slow) / 4
 
 
 def _show(result: Comparison) -> None:

@@ -1,4 +1,4 @@
-"""What a hedged recogniser costs while all is well: 2,000 utterances beside the primary alone."""
+"""What a hedged recogniser costs while all is well: 1,000 utterances beside the primary alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.recognition import Said, ScriptedRescue, ScriptedSTT, spoken
 
 pytestmark = [pytest.mark.virtual_time, pytest.mark.slow]
 
-UTTERANCES = 2_000
+UTTERANCES = 1_000
 
 
 class Timed(ScriptedSTT):

@@ -89,9 +89,12 @@ def recorded() -> list[Event]:
     return events
 
 
+loaded = functools.cache(LocalSmartTurnAnalyzerV3)
+
+
 @functools.cache
 def verdict(audio: bytes) -> dict[str, Any]:
-    return LocalSmartTurnAnalyzerV3()._predict_endpoint(np.frombuffer(audio, np.float32))
+    return loaded()._predict_endpoint(np.frombuffer(audio, np.float32))
 
 
 class SmartTurn(LocalSmartTurnAnalyzerV3):
