@@ -141,10 +141,15 @@ class ScriptedVoice(TTSService):
 
 
 class Listener(Loudspeaker):
-    """Plays in the loop's time, and keeps what was played."""
+    """Plays in the loop's time, and keeps what was played.
+
+    Attributes:
+        ahead_secs: How long before it is played audio is taken, as by players with a buffer.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.ahead_secs = self._ends_at = 0.0
         self.played: list[tuple[float, bytes]] = []
 
     async def write_audio_frame(self, frame: OutputAudioRawFrame) -> bool:
@@ -152,7 +157,8 @@ class Listener(Loudspeaker):
         secs = frame.num_frames / frame.sample_rate
         if not self.played or self.played[-1][0] < now:
             self.played.append((now, frame.audio))
-        await asyncio.sleep(secs)
+        self._ends_at = max(self._ends_at, now) + secs
+        await asyncio.sleep(max(0.0, self._ends_at - self.ahead_secs - now))
         return True
 
     def words(self) -> list[tuple[float, float, str]]:

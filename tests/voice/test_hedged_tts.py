@@ -395,6 +395,16 @@ async def test_a_line_of_the_bot_s_own_is_remembered_as_with_bare() -> None:
     assert remembered[0] == remembered[1] == ["Good evening.", ANSWER]
 
 
+@pytest.mark.parametrize("times_words", [True, False])
+async def test_answers_without_a_pause_between_them_are_remembered(times_words: bool) -> None:
+    tts = hedged(lambda _: Says(), times_words=times_words)
+    spoken = Spoken(tts, SENTENCES[:2])
+    spoken.ear.ahead_secs = 0.1
+    async with spoken.call as call:
+        await call.play(TTSSpeakFrame("One moment."), ask, 0.3, ask, 10)
+        assert call.remembered == ["One moment.", *SENTENCES[:2]]
+
+
 @pytest.mark.parametrize("silent", [0, 1, 2])
 async def test_a_voice_that_cannot_tell_its_requests_apart_is_asked_for_one_at_a_time(
     silent: int,

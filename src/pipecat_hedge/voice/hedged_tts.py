@@ -67,6 +67,9 @@ PAUSE_SECS = 0.3
 """A voice that has not said that a sentence is whole: the next one follows after this."""
 LULL_SECS = 0.2
 """A voice in the middle of a sentence that sends nothing for so long may have stopped."""
+LAST_WORD_SECS = 0.2
+"""The text of a sentence without word times is remembered so long before its sound ends, as with
+a timed last word: the start of the next audio, which has no time, would overtake it."""
 NEVER_SECS = 3600.0
 """Pipecat ends a context without audio; here every sentence has its own limit."""
 _FIXED = {
@@ -377,7 +380,7 @@ class HedgedTTSService(TTSService):
             await self.push_error("no voice has spoken a sentence")
         turn = sentence.turn
         turn.end_sentence(sentence, is_whole=is_whole)
-        at_secs = self._playout.dry_at - (turn.first_at or 0.0)
+        at_secs = max(0.0, self._playout.dry_at - (turn.first_at or 0.0) - LAST_WORD_SECS)
         end = _SentenceEnd(slot=sentence.slot, is_whole=is_whole, at_secs=at_secs)
         await self.append_to_audio_context(turn.context_id, end)
         await self._close_if_said(turn)
