@@ -431,6 +431,29 @@ async def test_a_voice_that_cannot_tell_its_requests_apart_is_asked_for_one_at_a
         assert connections[:2] == ["disconnect", "connect"]
 
 
+async def test_what_is_asked_again_comes_before_the_next_sentence() -> None:
+    tts = hedged(only(1, says=Says(fails=True)), pause_frame_processing=True)
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        assert spoken.ear.text() == bare(ANSWER)
+        assert call.remembered == [ANSWER]
+        assert [text for _, text in voices_of(tts)[0].asked] == [
+            *SENTENCES[:2],
+            *SENTENCES[1:],
+        ]
+
+
+async def test_words_that_were_timed_but_not_sounded_are_said_and_remembered_once() -> None:
+    """Services send the times of words before their sound."""
+    tts = hedged(lambda _: Says(stops_after=3, times_ahead=True), lambda _: Says())
+    spoken = Spoken(tts, SENTENCES[:1])
+    async with spoken.call as call:
+        await call.ask()
+        assert spoken.ear.text() == bare(SENTENCES[0])
+        assert call.remembered == [SENTENCES[0]]
+
+
 async def test_a_turn_is_reported() -> None:
     tts = hedged(only(1), lambda _: Says())
     reports: list[SpeechReport] = []

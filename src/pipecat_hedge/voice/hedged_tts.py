@@ -480,10 +480,17 @@ class HedgedTTSService(TTSService):
         text = sentence.text if winner is None else rest_of(winner.text, winner.said)
         if not self._requests.pay(sentence, text):
             return
-        for earlier in sentence.asked:
-            if earlier.voice is voice and (voice.hides_silence or earlier.is_over):
-                await asyncio.wait([self._requests.finish(earlier)])  # whole, though this may end
-        asked = self._requests.ask(sentence, voice, text)
+        over = [
+            each
+            for each in sentence.asked
+            if each.voice is voice and (voice.hides_silence or each.is_over)
+        ]
+        if voice.one_at_a_time:  # before the next sentence, which waits for the end of those
+            asked = self._requests.ask(sentence, voice, text)
+        for each in over:
+            await asyncio.wait([self._requests.finish(each)])  # whole, though this may end
+        if not voice.one_at_a_time:
+            asked = self._requests.ask(sentence, voice, text)
         if winner is not None:
             sentence.rest = asked
 
