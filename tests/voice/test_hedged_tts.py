@@ -157,6 +157,20 @@ async def test_an_end_that_is_not_marked_holds_nothing_up() -> None:
 
 
 @pytest.mark.parametrize("times_words", [True, False])
+async def test_an_end_that_is_not_marked_holds_up_no_later_answer(times_words: bool) -> None:
+    tts = hedged(lambda _: Says(end_secs=15.0), times_words=times_words)
+    answers = ["We do so at ten.", "So do I if it is so."]
+    spoken = Spoken(tts, answers)
+    async with spoken.call as call:
+        await call.play(ask, 1.8)  # it is heard, and would be waited for for 3 s
+        asked_at = asyncio.get_running_loop().time()
+        await call.play(ask, 10)
+        begins_at = [begins for begins, _, _ in spoken.ear.words() if begins > asked_at]
+        assert begins_at[0] - asked_at < 0.5
+        assert call.remembered == answers
+
+
+@pytest.mark.parametrize("times_words", [True, False])
 async def test_what_no_voice_says_stays_out_of_the_context(times_words: bool) -> None:
     voice = only(1)
     tts = hedged(voice, lambda _: SILENT, times_words=times_words)

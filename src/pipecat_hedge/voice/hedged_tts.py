@@ -392,6 +392,8 @@ class HedgedTTSService(TTSService):
             self._requests.learn(sentence)
             if sentence.winner is None and sentence.is_next:
                 self._choose_winner(sentence)
+            elif sentence.before is not None:
+                sentence.before.changed.set()  # it waits for its end while nothing else does
             winner = sentence.winner
             if winner is not None and sentence.rest is None:
                 await self._release(sentence, winner)
@@ -485,12 +487,12 @@ class HedgedTTSService(TTSService):
             for each in sentence.asked
             if each.voice is voice and (voice.hides_silence or each.is_over)
         ]
+        asked = None
         if voice.one_at_a_time:  # before the next sentence, which waits for the end of those
             asked = self._requests.ask(sentence, voice, text)
         for each in over:
             await asyncio.wait([self._requests.finish(each)])  # whole, though this may end
-        if not voice.one_at_a_time:
-            asked = self._requests.ask(sentence, voice, text)
+        asked = asked or self._requests.ask(sentence, voice, text)
         if winner is not None:
             sentence.rest = asked
 
