@@ -185,6 +185,20 @@ async def test_what_no_voice_says_stays_out_of_the_context(times_words: bool) ->
         assert len(call.line.errors) == 1
 
 
+async def test_what_no_voice_says_lets_nothing_overtake_what_is_before_it() -> None:
+    tts = hedged(lambda _: Says())
+    (voice,) = voices_of(tts)
+    late, silence = Says(after_secs=0.9), Says(only_silence=True)
+    says = {SENTENCES[0]: late, SENTENCES[1]: silence}
+    voice.script = lambda number: says.get(voice.asked[number][1], Says())
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        heard = f"{SENTENCES[0]} {SENTENCES[2]}"
+        assert spoken.ear.text() == bare(heard)
+        assert call.remembered == [heard]
+
+
 async def test_a_cut_without_a_second_voice_leaves_the_rest_out_of_the_context() -> None:
     tts = hedged(only(0, 2, says=Says(stops_after=2)))
     spoken = Spoken(tts, ["Yes we are open."])

@@ -455,11 +455,11 @@ class HedgedTTSService(TTSService):
         is_quick = next_waits or winner.is_over or (following and winner.words)
         return dry_at + (PAUSE_SECS if is_quick else SILENCE_SECS), "end"
 
-    def _after_failures(self, sentence: Sentence) -> tuple[float, _Step]:
+    def _after_failures(self, sentence: Sentence) -> tuple[float | None, _Step]:
         """Another voice is asked at once; one that was asked, when it is due and soon."""
         now, another = _now(), self._requests.another_voice(sentence)
-        if another is None:
-            return now, "leave out"
+        if another is None:  # not before its turn: the next one would be said before others
+            return (now if sentence.is_next else None), "leave out"
         held_secs = self._requests.held_secs(another) if sentence.has_asked(another) else 0.0
         return min(now + held_secs, sentence.asked[-1].asked_at + SILENCE_SECS), "ask"
 
