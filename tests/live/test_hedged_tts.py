@@ -132,6 +132,25 @@ async def test_a_sentence_that_breaks_off_is_continued(service: Make) -> None:
         assert_heard(call, exactly=service is cartesia, breaks=1)
 
 
+@pytest.mark.parametrize("fault", ["silent", "429", "cut&after=2"])
+@pytest.mark.parametrize("service", SOCKETS)
+async def test_a_lone_voice_is_asked_again_before_its_next_sentence(
+    service: Make, fault: str
+) -> None:
+    """Also where it is asked for one sentence at a time, and the next one waits."""
+    script = ["", f"?fault={fault}", *[""] * 8]
+    async with Simulator(voice_script=script) as sim:
+        voice = Voice("lone", service(sim, sample_rate=RATE))
+        tts = HedgedTTSService([voice], stats=ProviderStats(), sample_rate=RATE)
+        call = Call(tts)
+        async with call:
+            await call.say(*TEXTS)
+            await call.stopped()
+            is_guess = service is deepgram and fault.startswith("cut")
+            assert_heard(call, exactly=not is_guess, breaks=1)
+            assert not call.errors
+
+
 def assert_heard(call: Call, *, exactly: bool, breaks: int) -> None:
     """Every word in its order; one that is estimated may be missing or doubled at a break."""
     matching = SequenceMatcher(a=call.words, b=WORDS, autojunk=False).get_matching_blocks()

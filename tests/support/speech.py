@@ -35,6 +35,7 @@ class Says:
         lead_secs: Of silence in the audio before the first word.
         stops_after: Words after which nothing comes; None says all.
         end_secs: From the last sound to the mark of the end; None is never.
+        times_ahead: Whether the times of all words come before the first sound.
         pace: Seconds of audio a second.
         only_silence: Whether the audio is silent.
         fails: Whether it reports an error instead of the first sound.
@@ -45,6 +46,7 @@ class Says:
     lead_secs: float = 0.0
     stops_after: int | None = None
     end_secs: float | None = 0.0
+    times_ahead: bool = False
     pace: float = 20.0
     only_silence: bool = False
     fails: bool = False
@@ -115,8 +117,12 @@ class ScriptedVoice(TTSService):
         at = says.lead_secs
         if at:
             await self._send(np.zeros(int(at * self.sample_rate), np.int16), context_id, says)
-        for word in strip_complete_markup(text).split()[: says.stops_after]:
-            if self._times_words:
+        words = strip_complete_markup(text).split()
+        if says.times_ahead:
+            times = [(word, at + n * WORD_SECS) for n, word in enumerate(words)]
+            await self.add_word_timestamps(times, context_id)
+        for word in words[: says.stops_after]:
+            if self._times_words and not says.times_ahead:
                 await self.add_word_timestamps([(word, at)], context_id)
             await self._send(self._sound(word) * (not says.only_silence), context_id, says)
             at += WORD_SECS
@@ -141,10 +147,15 @@ class ScriptedVoice(TTSService):
 
 
 class Listener(Loudspeaker):
-    """Plays in the loop's time, and keeps what was played."""
+    """Plays in the loop's time, and keeps what was played.
+
+    Attributes:
+        ahead_secs: How long before it is played audio is taken, as by players with a buffer.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.ahead_secs = self._ends_at = 0.0
         self.played: list[tuple[float, bytes]] = []
 
     async def write_audio_frame(self, frame: OutputAudioRawFrame) -> bool:
@@ -152,7 +163,8 @@ class Listener(Loudspeaker):
         secs = frame.num_frames / frame.sample_rate
         if not self.played or self.played[-1][0] < now:
             self.played.append((now, frame.audio))
-        await asyncio.sleep(secs)
+        self._ends_at = max(self._ends_at, now) + secs
+        await asyncio.sleep(max(0.0, self._ends_at - self.ahead_secs - now))
         return True
 
     def words(self) -> list[tuple[float, float, str]]:

@@ -157,6 +157,20 @@ async def test_an_end_that_is_not_marked_holds_nothing_up() -> None:
 
 
 @pytest.mark.parametrize("times_words", [True, False])
+async def test_an_end_that_is_not_marked_holds_up_no_later_answer(times_words: bool) -> None:
+    tts = hedged(lambda _: Says(end_secs=15.0), times_words=times_words)
+    answers = ["We do so at ten.", "So do I if it is so."]
+    spoken = Spoken(tts, answers)
+    async with spoken.call as call:
+        await call.play(ask, 1.8)  # it is heard, and would be waited for for 3 s
+        asked_at = asyncio.get_running_loop().time()
+        await call.play(ask, 10)
+        begins_at = [begins for begins, _, _ in spoken.ear.words() if begins > asked_at]
+        assert begins_at[0] - asked_at < 0.5
+        assert call.remembered == answers
+
+
+@pytest.mark.parametrize("times_words", [True, False])
 async def test_what_no_voice_says_stays_out_of_the_context(times_words: bool) -> None:
     voice = only(1)
     tts = hedged(voice, lambda _: SILENT, times_words=times_words)
@@ -169,6 +183,20 @@ async def test_what_no_voice_says_stays_out_of_the_context(times_words: bool) ->
         assert spoken.ear.text() == bare(heard)
         assert call.remembered == [heard]
         assert len(call.line.errors) == 1
+
+
+async def test_what_no_voice_says_lets_nothing_overtake_what_is_before_it() -> None:
+    tts = hedged(lambda _: Says())
+    (voice,) = voices_of(tts)
+    late, silence = Says(after_secs=0.9), Says(only_silence=True)
+    says = {SENTENCES[0]: late, SENTENCES[1]: silence}
+    voice.script = lambda number: says.get(voice.asked[number][1], Says())
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        heard = f"{SENTENCES[0]} {SENTENCES[2]}"
+        assert spoken.ear.text() == bare(heard)
+        assert call.remembered == [heard]
 
 
 async def test_a_cut_without_a_second_voice_leaves_the_rest_out_of_the_context() -> None:
@@ -395,6 +423,16 @@ async def test_a_line_of_the_bot_s_own_is_remembered_as_with_bare() -> None:
     assert remembered[0] == remembered[1] == ["Good evening.", ANSWER]
 
 
+@pytest.mark.parametrize("times_words", [True, False])
+async def test_answers_without_a_pause_between_them_are_remembered(times_words: bool) -> None:
+    tts = hedged(lambda _: Says(), times_words=times_words)
+    spoken = Spoken(tts, SENTENCES[:2])
+    spoken.ear.ahead_secs = 0.1
+    async with spoken.call as call:
+        await call.play(TTSSpeakFrame("One moment."), ask, 0.3, ask, 10)
+        assert call.remembered == ["One moment.", *SENTENCES[:2]]
+
+
 @pytest.mark.parametrize("silent", [0, 1, 2])
 async def test_a_voice_that_cannot_tell_its_requests_apart_is_asked_for_one_at_a_time(
     silent: int,
@@ -419,6 +457,29 @@ async def test_a_voice_that_cannot_tell_its_requests_apart_is_asked_for_one_at_a
         assert call.remembered == [ANSWER]
         assert SENTENCES[silent] in [text for _, text in second.asked]
         assert connections[:2] == ["disconnect", "connect"]
+
+
+async def test_what_is_asked_again_comes_before_the_next_sentence() -> None:
+    tts = hedged(only(1, says=Says(fails=True)), pause_frame_processing=True)
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        await call.ask()
+        assert spoken.ear.text() == bare(ANSWER)
+        assert call.remembered == [ANSWER]
+        assert [text for _, text in voices_of(tts)[0].asked] == [
+            *SENTENCES[:2],
+            *SENTENCES[1:],
+        ]
+
+
+async def test_words_that_were_timed_but_not_sounded_are_said_and_remembered_once() -> None:
+    """Services send the times of words before their sound."""
+    tts = hedged(lambda _: Says(stops_after=3, times_ahead=True), lambda _: Says())
+    spoken = Spoken(tts, SENTENCES[:1])
+    async with spoken.call as call:
+        await call.ask()
+        assert spoken.ear.text() == bare(SENTENCES[0])
+        assert call.remembered == [SENTENCES[0]]
 
 
 async def test_a_turn_is_reported() -> None:

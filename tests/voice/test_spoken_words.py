@@ -31,6 +31,11 @@ def test_a_rest_begins_between_words_and_is_well_formed(text: str, heard: str, r
     assert is_rest(text, said) is bool(rest)
 
 
+def test_a_word_is_as_long_as_the_time_of_the_next_one_says() -> None:
+    words = [("One", 0.0), ("two", 0.1), ("three.", 0.2)]
+    assert said_chars("One two three.", words, 0.19, 0.5) == len("One two")
+
+
 def test_markup_has_no_length() -> None:
     assert spoken_length('<prosody rate="x-slow">One</prosody> two.') == len("One two.")
     assert not is_rest('<break time="1s"/> </p>', 0)

@@ -104,7 +104,8 @@ async def end_text(service: TTSService, slot: Any, at_secs: float, *, is_whole: 
     sequencer, times = service._aggregated_frame_sequencer, service._word_timestamp_tracker
     if is_whole:
         rest = slot.tracker.get_remaining_tts_text()
-        at = times.pts(at_secs) if times.started else service.get_clock().get_time()
+        now = service.get_clock().get_time()
+        at = max(times.pts(at_secs), times.last_pts) if times.started else now
         await service._push_word_frames(sequencer.process_word(rest, at, slot.context_id))
     if not slot.complete:
         slot.complete = True

@@ -67,6 +67,9 @@ PAUSE_SECS = 0.3
 """A voice that has not said that a sentence is whole: the next one follows after this."""
 LULL_SECS = 0.2
 """A voice in the middle of a sentence that sends nothing for so long may have stopped."""
+LAST_WORD_SECS = 0.2
+"""The text of a sentence without word times is remembered so long before its sound ends, as with
+a timed last word: the start of the next audio, which has no time, would overtake it."""
 NEVER_SECS = 3600.0
 """Pipecat ends a context without audio; here every sentence has its own limit."""
 _FIXED = {
@@ -377,7 +380,7 @@ class HedgedTTSService(TTSService):
             await self.push_error("no voice has spoken a sentence")
         turn = sentence.turn
         turn.end_sentence(sentence, is_whole=is_whole)
-        at_secs = self._playout.dry_at - (turn.first_at or 0.0)
+        at_secs = max(0.0, self._playout.dry_at - (turn.first_at or 0.0) - LAST_WORD_SECS)
         end = _SentenceEnd(slot=sentence.slot, is_whole=is_whole, at_secs=at_secs)
         await self.append_to_audio_context(turn.context_id, end)
         await self._close_if_said(turn)
@@ -389,6 +392,8 @@ class HedgedTTSService(TTSService):
             self._requests.learn(sentence)
             if sentence.winner is None and sentence.is_next:
                 self._choose_winner(sentence)
+            elif sentence.before is not None:
+                sentence.before.changed.set()  # it waits for its end while nothing else does
             winner = sentence.winner
             if winner is not None and sentence.rest is None:
                 await self._release(sentence, winner)
@@ -450,11 +455,11 @@ class HedgedTTSService(TTSService):
         is_quick = next_waits or winner.is_over or (following and winner.words)
         return dry_at + (PAUSE_SECS if is_quick else SILENCE_SECS), "end"
 
-    def _after_failures(self, sentence: Sentence) -> tuple[float, _Step]:
+    def _after_failures(self, sentence: Sentence) -> tuple[float | None, _Step]:
         """Another voice is asked at once; one that was asked, when it is due and soon."""
         now, another = _now(), self._requests.another_voice(sentence)
-        if another is None:
-            return now, "leave out"
+        if another is None:  # not before its turn: the next one would be said before others
+            return (now if sentence.is_next else None), "leave out"
         held_secs = self._requests.held_secs(another) if sentence.has_asked(another) else 0.0
         return min(now + held_secs, sentence.asked[-1].asked_at + SILENCE_SECS), "ask"
 
@@ -477,10 +482,17 @@ class HedgedTTSService(TTSService):
         text = sentence.text if winner is None else rest_of(winner.text, winner.said)
         if not self._requests.pay(sentence, text):
             return
-        for earlier in sentence.asked:
-            if earlier.voice is voice and (voice.hides_silence or earlier.is_over):
-                await asyncio.wait([self._requests.finish(earlier)])  # whole, though this may end
-        asked = self._requests.ask(sentence, voice, text)
+        over = [
+            each
+            for each in sentence.asked
+            if each.voice is voice and (voice.hides_silence or each.is_over)
+        ]
+        asked = None
+        if voice.one_at_a_time:  # before the next sentence, which waits for the end of those
+            asked = self._requests.ask(sentence, voice, text)
+        for each in over:
+            await asyncio.wait([self._requests.finish(each)])  # whole, though this may end
+        asked = asked or self._requests.ask(sentence, voice, text)
         if winner is not None:
             sentence.rest = asked
 

@@ -7,10 +7,11 @@ audio contexts is taken from it on the instance.
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,7 @@ class Synthesis:
         self.has_context = False  # as far as the service knows
         self.permit: Permit | None = None
         self._items: deque[TTSAudioRawFrame | WordTimestamp] = deque()
+        self._ahead: deque[WordTimestamp] = deque()  # words whose sound has not come
         self._searched = b""
         self._resampler = create_stream_resampler(clear_after_secs=None)
         self._changed, self._sent = changed, sent
@@ -171,6 +173,7 @@ class Synthesis:
         """The service says that it is whole."""
         if not self.is_over:
             self._take_audio(await self._resampler.flush(), sample_rate)
+            self._take_words(math.inf)
             self.is_ended = self.audible_at is not None
             self.error = None if self.is_ended else _EMPTY
             self._changed()
@@ -181,10 +184,16 @@ class Synthesis:
             await self._append_audio(item, sample_rate)
         elif isinstance(item, WordTimestamp):
             self.words.append((item.word, item.timestamp))
-            self._items.append(item)
+            self._ahead.append(item)
+            self._take_words(self.audio_secs)
         elif isinstance(item, TTSStoppedFrame):
             await self.end(sample_rate)
         self._changed()
+
+    def _take_words(self, until_secs: float) -> None:
+        """Only those that are heard: another request says the others, if this one breaks off."""
+        while self._ahead and self._ahead[0].timestamp < until_secs:
+            self._items.append(self._ahead.popleft())
 
     async def _append_audio(self, frame: TTSAudioRawFrame, sample_rate: int) -> None:
         if frame.num_channels > 1:
@@ -199,6 +208,7 @@ class Synthesis:
         self.heard_at = asyncio.get_running_loop().time()
         frame = TTSAudioRawFrame(audio, sample_rate, 1)
         self.audio_secs += frame.num_frames / sample_rate
+        self._take_words(self.audio_secs)
         self._items.append(frame)
         if self.audible_at is None:
             self._searched += audio
@@ -242,7 +252,8 @@ class HostedVoice:
         self.char_secs = CHAR_SECS
         self._asking: Synthesis | None = None
         self._sample_rate = 0
-        self._turn = asyncio.Lock()
+        self._queue: list[Synthesis | Frame] = []  # what the service is to get, in order
+        self._is_busy = False  # with the first of them
         self._tasks: dict[str, TaskScope] = {}
         self._scope = TaskScope()
         self._is_ending = False
@@ -314,7 +325,7 @@ class HostedVoice:
         self._scope.start(self._update(frame), name=f"updates {self.name}")
 
     async def _update(self, frame: Frame) -> None:
-        async with self._turn:
+        async with self._turn_of(frame):
             try:
                 await self._process(frame)
             except Exception as error:
@@ -331,24 +342,53 @@ class HostedVoice:
 
     # ---- requests
 
-    def ask(self, text: str, changed: Callable[[], None], sent: Callable[[], None]) -> Synthesis:
+    def ask(
+        self,
+        text: str,
+        changed: Callable[[], None],
+        sent: Callable[[], None],
+        *,
+        is_urgent: bool = False,
+    ) -> Synthesis:
         """Ask for a text.
 
         Args:
             text: The text.
             changed: Called when something has come of it.
             sent: Called when the service gets it: it may have to wait for an earlier one.
+            is_urgent: Whether those that wait are for what is said after it.
         """
         asked = Synthesis(self, text, changed, sent)
         scope = self._tasks[asked.context_id] = TaskScope()
-        scope.start(self._send(asked), name=f"{self.name} synthesises")
+        work = self._send(asked, is_urgent=is_urgent)
+        scope.start(work, name=f"{self.name} synthesises")
         return asked
 
-    async def _send(self, asked: Synthesis) -> None:
-        async with self._turn:
-            while self.one_at_a_time and self.open:
+    @asynccontextmanager
+    async def _turn_of(
+        self, item: Synthesis | Frame, *, is_urgent: bool = False
+    ) -> AsyncIterator[None]:
+        """Wait until the service has got what is before an item, and can tell its audio."""
+        self._queue.insert(0 if is_urgent else len(self._queue), item)
+        try:
+            while not self._is_turn_of(item):
                 self._is_free.clear()
                 await self._is_free.wait()
+            self._is_busy = True
+            try:
+                yield
+            finally:
+                self._is_busy = False
+        finally:
+            self._queue.remove(item)
+            self._is_free.set()
+
+    def _is_turn_of(self, item: Synthesis | Frame) -> bool:
+        must_wait = self.one_at_a_time and self.open and isinstance(item, Synthesis)
+        return not self._is_busy and self._queue[0] is item and not must_wait
+
+    async def _send(self, asked: Synthesis, *, is_urgent: bool) -> None:
+        async with self._turn_of(asked, is_urgent=is_urgent):
             if is_unread := has_no_reader(self.service):
                 await disconnect(self.service)
             self.open[asked.context_id] = asked

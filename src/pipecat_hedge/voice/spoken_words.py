@@ -38,17 +38,19 @@ def said_chars(
         char_secs: What a character of this voice usually takes.
     """
     text = _TAG.sub(lambda tag: _SILENT * len(tag[0]), text)
-    at, end, limit, secs = 0, 0, len(text), 0.0
+    at, end, limit, secs, limit_secs = 0, 0, len(text), 0.0, 0.0
     for word, start_secs in words:
         word = _TAG.sub("", word).strip()
         if not word or (found := text.find(word, end)) < 0:
             continue
         if start_secs > audio_secs:
-            limit = found
+            limit, limit_secs = found, start_secs
             break
         at, end, secs = found, found + len(word), start_secs
     at = _sounding(text[:at])
     pace = secs / at if at >= ENOUGH_CHARS else char_secs
+    if limit_secs > secs and (length := _sounding(text[:limit]) - at) > 0:
+        pace = (limit_secs - secs) / length
     heard = at + (audio_secs - secs) / pace
     said = 0
     for word in re.finditer(r"\S+", text):

@@ -208,7 +208,8 @@ class VoiceRequests:
             self._ending.start(self._count(voice, text), name="counts characters")
             sentence.turn.extra_characters += len(text) * is_extra
 
-        return voice.ask(text, changed.set, sent)
+        is_urgent = bool(sentence.asked) and sentence.is_next
+        return voice.ask(text, changed.set, sent, is_urgent=is_urgent)
 
     def learn(self, sentence: Sentence) -> None:
         """Learn the times to the first sound of those that can be heard now."""
