@@ -108,6 +108,23 @@ def test_retry_after_is_read(value: str, date: str | None, secs: float | None) -
     assert retry_after(value, date) == secs
 
 
+def rejected(status: int, **headers: str) -> AttemptError:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    response = httpx.Response(status, headers=named, request=REQUEST)
+    return found(httpx.HTTPStatusError("no", request=REQUEST, response=response))
+
+
+def test_retry_after_in_milliseconds_comes_first() -> None:
+    assert rejected(429, retry_after="3", retry_after_ms="2400").retry_after_secs == 2.4
+    assert rejected(429, retry_after="3", retry_after_ms="soon").retry_after_secs == 3
+
+
+def test_server_says_whether_to_retry() -> None:
+    assert rejected(424, x_should_retry="true").is_transient
+    assert not rejected(503, x_should_retry="false").is_transient
+    assert rejected(503, x_should_retry="perhaps").is_transient
+
+
 QUOTA = {"type": "insufficient_quota", "code": "insufficient_quota"}
 
 

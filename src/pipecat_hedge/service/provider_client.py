@@ -203,6 +203,8 @@ def _is_retried(exception: BaseException | None, *, has_begun: bool) -> bool:
     status = None if exception is None else extract_http_status_code(exception)
     if status is None:
         return not has_begun and _is_connection_error(exception)
+    if status >= 400 and (said := _headers(exception).get("x-should-retry")) in ("true", "false"):
+        return said == "true"
     return status in (408, 409, 429) or status >= 500
 
 
@@ -219,19 +221,30 @@ _CONNECTION_ERRORS = {"TransportError", "APIConnectionError"}
 def _retry_after_secs(exception: BaseException | None) -> float | None:
     """The ``Retry-After`` of the response behind an exception, in seconds, or None.
 
-    A date is compared with the response's own, so that a wrong local clock does no harm.
+    Milliseconds (Azure's) come first, as in the SDKs. A date is compared with the response's own,
+    so that a wrong local clock does no harm.
     """
-    headers = getattr(getattr(exception, "response", None), "headers", None)
-    if headers is None or (value := headers.get("retry-after")) is None:
-        return None
-    try:
-        secs = float(value)
-    except ValueError:
-        if (at := http_date(value)) is None:
-            return None
+    headers = _headers(exception)
+    value = headers.get("retry-after", "")
+    secs = _number(headers.get("retry-after-ms", "")) / 1000
+    if math.isnan(secs):
+        secs = _number(value)
+    if math.isnan(secs) and (at := http_date(value)) is not None:
         sent_at = http_date(headers.get("date"))
         secs = at - (time.time() if sent_at is None else sent_at)
     return min(max(0.0, secs), MAX_RETRY_AFTER_SECS) if math.isfinite(secs) else None
+
+
+def _headers(exception: BaseException | None) -> Mapping[str, str]:
+    """The headers of the response behind an exception; empty if there is none."""
+    return getattr(getattr(exception, "response", None), "headers", None) or {}
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def switch_off_hidden_retries(service: AIService, *, is_alone: bool = False) -> int:
