@@ -482,17 +482,12 @@ class HedgedTTSService(TTSService):
         text = sentence.text if winner is None else rest_of(winner.text, winner.said)
         if not self._requests.pay(sentence, text):
             return
-        over = [
-            each
-            for each in sentence.asked
-            if each.voice is voice and (voice.hides_silence or each.is_over)
-        ]
-        asked = None
-        if voice.one_at_a_time:  # before the next sentence, which waits for the end of those
-            asked = self._requests.ask(sentence, voice, text)
-        for each in over:
-            await asyncio.wait([self._requests.finish(each)])  # whole, though this may end
-        asked = asked or self._requests.ask(sentence, voice, text)
+        earlier = [each for each in sentence.asked if each.voice is voice]
+        # First of all: the next sentence waits for the end of those.
+        asked = self._requests.ask(sentence, voice, text)
+        for each in earlier:
+            if voice.hides_silence or each.is_over:
+                await asyncio.wait([self._requests.finish(each)])  # whole, though this may end
         if winner is not None:
             sentence.rest = asked
 
