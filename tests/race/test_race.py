@@ -215,11 +215,13 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
             Fail((("a", NOT_CONNECTED), ("b", NOT_CONNECTED))),
         ),
     ),
-    "a pause is not taken from the one that answers for one that has lost": (
+    "it continues a stalled answer, too, once": (
         replace(RACE, stall_secs=3.0),
         (0.1, UsableToken(0), Commit(0, "first_token"), Cancel(1, "superseded")),
-        (3.1, TimerFired()),
-        (9.0, UsableToken(0)),
+        (3.1, TimerFired(), Cancel(0, "stall"), StreamBroken(0), Launch(2, "b", "stall")),
+        (3.5, UsableToken(2), Continue(2)),
+        (6.5, TimerFired()),
+        (9.0, UsableToken(2)),
     ),
     # ---- silence
     "a stalled first attempt gets company and may still win": (
