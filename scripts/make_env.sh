@@ -8,6 +8,11 @@ fail() {
     exit 1
 }
 
+folder=$VENV
+while [ ! -e "$folder" ]; do folder=$(dirname "$folder"); done
+[ -w "$folder" ] ||
+    fail "no permission to write to $(cd "$folder" && pwd). Name a folder of yours for the environment: make VENV=/path/to/folder"
+
 command -v "$PYTHON" >/dev/null 2>&1 ||
     fail "no '$PYTHON' found. Install Python 3.11 or newer, or name it: make PYTHON=/path/to/python3"
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||

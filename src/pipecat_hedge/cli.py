@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     top = argparse.ArgumentParser(prog="pipecat-hedge", description="Tools of pipecat-hedge.")
     top.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND")
     parsers = {
         name: commands.add_parser(name, help=command.summary, description=command.summary)
         for name, command in _COMMANDS.items()
@@ -102,9 +102,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             module = _import_quietly(f"pipecat_hedge.tools.{command.module}")
             module.configure(parsers[name])
             parsers[name].set_defaults(run=module.run)
+        elif close := get_close_matches(name, _COMMANDS, 1):
+            top.error(f"unknown command {name!r} (did you mean {close[0]}?)")
         args, unknown = top.parse_known_args(arguments)
         if unknown:
             _refuse(parsers.get(name, top), unknown)
+        if args.command is None:
+            top.error("the following arguments are required: COMMAND")
         return _run(args)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
@@ -122,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
     """Exit with the command's usage, the unknown arguments, and the options that may be meant."""
-    options = re.findall(r"--[a-z][\w-]*", parser.format_usage())
+    options = ["--help", *re.findall(r"--[a-z][\w-]*", parser.format_usage())]
     words = [word.partition("=")[0] for word in unknown]
     close = [option for word in words for option in get_close_matches(word, options, 1, 0.75)]
     hint = f" (did you mean {', '.join(close)}?)" if close else ""

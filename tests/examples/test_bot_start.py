@@ -66,6 +66,27 @@ def test_help_needs_no_port(taken: int) -> None:
     assert "--loopback-only" in ended.stdout
 
 
+def test_a_folder_that_cannot_be_written_to_is_named_with_the_remedy() -> None:
+    """The environment's; only root may write to /."""
+    nobody = 65534 if os.geteuid() == 0 else None
+    with open(ROOT / "scripts/make_env.sh") as script:
+        ended = subprocess.run(
+            ["sh", "-s", "demo"],
+            stdin=script,
+            cwd="/",
+            env={"PATH": os.environ["PATH"], "PYTHON": sys.executable, "VENV": "/no/such/.venv"},
+            user=nobody,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "pipecat-hedge: no permission to write to /. "
+        "Name a folder of yours for the environment: make VENV=/path/to/folder\n"
+    )
+
+
 def test_a_bot_without_keys_names_them_all_before_it_starts() -> None:
     keys = dict.fromkeys(("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "CARTESIA_API_KEY"), "")
     ended = subprocess.run(

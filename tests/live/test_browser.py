@@ -5,8 +5,9 @@ Waits are for what the page shows and what its connection has received, each wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ LONG = "Yes, we are. " + " ".join(
 )
 """Lasts for as long as any wait here, so that the caller can only interrupt it."""
 
+PAGE = ROOT / "examples/voice_bot/page"
 FIRST, SECOND = "openai:fixed", "anthropic:fixed"
 
 
@@ -140,7 +142,7 @@ async def test_a_call(tmp_path: Path) -> None:
             await page.wait_for_selector("#turns .turn.interrupted")
 
             # The question is answered.
-            turn = page.locator("#turns .turn", has_text="Turn 1")
+            turn = page.locator("#turns .turn", has_text="Turn 2")
             await turn.wait_for()
             await heard_more(page, await energy(page))
             assert await turn.get_attribute("data-outcome") == "answered"
@@ -165,7 +167,7 @@ async def test_a_call(tmp_path: Path) -> None:
 
             # And is answered again.
             silent_at = await energy(page)
-            await page.locator("#turns .turn", has_text="Turn 2").wait_for()
+            await page.locator("#turns .turn", has_text="Turn 3").wait_for()
             await heard_more(page, silent_at)
             await figure(page, FIRST, "superseded", "3")
             await figure(page, SECOND, "won", "3")
@@ -182,6 +184,11 @@ async def test_a_call(tmp_path: Path) -> None:
             last = "#turns .turn:first-child .chart"
             shown = [last, "#legend li:last-child", *await provider_rows(page), *LAST_LINES]
             assert [one for one in shown if await is_cut(page, one)] == []
+
+            lines = [re.search(r" - (turn \d+): ", line) for line in bot.lines]
+            numbers = [found[1].capitalize() for found in lines if found]
+            names = await page.locator("#turns .turn-number").all_inner_texts()
+            assert names[::-1] == [f"{numbers[0]}, greeting", *numbers[1:]]
 
             await page.click("#connect")
             await page.wait_for_selector("#state[data-state=idle]")
@@ -210,7 +217,7 @@ async def test_hang_button_shows_a_hedge_that_wins(tmp_path: Path) -> None:
             await row.locator("[data-behaviour=hang]").click()
             await row.locator("[data-behaviour=hang][aria-pressed=true]").wait_for()
             await page.click("#connect")
-            turn = page.locator("#turns .turn", has_text="Turn 1")
+            turn = page.locator("#turns .turn", has_text="Turn 2")
             await turn.wait_for()
             assert await turn.locator(".turn-winner").inner_text() == second
             assert await turn.locator(".attempt.superseded").inner_text() != ""
@@ -264,13 +271,31 @@ DRAW = """async (messages) => {
 }"""
 
 
+@asynccontextmanager
+async def no_bot() -> AsyncIterator[Page]:
+    """The page where nothing answers, to draw on."""
+
+    async def index(_: web.Request) -> web.FileResponse:
+        return web.FileResponse(PAGE / "index.html")
+
+    app = web.Application()
+    app.add_routes([web.get("/", index), web.static("/page", PAGE)])
+    async with TestServer(app) as server, browsing() as context:
+        yield await opened(context, str(server.make_url("/")))
+
+
+async def test_a_turn_that_called_a_tool_has_the_numbers_of_both_its_races() -> None:
+    call = {**TURN, "outcome": "answered_with_tools", "heard": None}
+    answer = {**TURN, "turn": 3, "continues": True}
+    async with no_bot() as page:
+        await page.evaluate(DRAW, [("add", call), ("add", answer)])
+        assert await page.locator("#turns .turn-number").all_inner_texts() == ["Turn 2 + 3"]
+
+
 async def test_waits_for_transcript_and_voice_are_drawn_where_they_are_known() -> None:
     """Within the rows that there are; what was rescued is marked."""
-    app = web.Application()
-    app.add_routes([web.static("/page", ROOT / "examples/voice_bot/page")])
     rescued = {**TRANSCRIPT, "transcript_secs": 0.45, "is_rescued": True, "was_replaced": True}
-    async with TestServer(app) as server, browsing() as context:
-        page = await opened(context, str(server.make_url("/page/index.html")))
+    async with no_bot() as page:
 
         async def drawn(*messages: tuple[str, dict[str, Any]]) -> tuple[Any, ...]:
             you, *others, hear, _ = await page.evaluate(DRAW, messages)

@@ -97,6 +97,18 @@ def test_an_unknown_option_is_named_below_its_commands_usage(
     assert err.endswith(f"pipecat-hedge {command}: error: unrecognized arguments: {unknown}\n")
 
 
+@pytest.mark.parametrize(
+    ("mistyped", "meant"),
+    [("reprot", "report"), ("bnech --turns 1", "bench"), ("--verison", "--version")],
+)
+def test_a_mistyped_command_is_corrected(
+    ran: Callable[..., Ran], mistyped: str, meant: str
+) -> None:
+    status, out, err = ran(*mistyped.split())
+    assert (status, out) == (2, "")
+    assert err.endswith(f" (did you mean {meant}?)\n")
+
+
 def test_a_missing_module_of_its_own_is_a_defect() -> None:
     module = "pipecat_hedge.tools.analysis.report_command"
     found = main("report", "--help", before=f"sys.modules[{module!r}] = None")

@@ -24,7 +24,6 @@ export class TurnsView {
     this.end();
     this.figures = new CallFigures();
     this.card = null;
-    this.turns = 0;
     this.isCut = false;
     this.speech = new Map(); // by the turn whose answer it was
   }
@@ -60,16 +59,10 @@ export class TurnsView {
     if (race.continues && this.card) {
       this.show({ ...this.card, races: [...this.card.races, race], isCut });
     } else {
-      this.show({ races: [race], name: this.nextName(race), isCut, item: null });
+      const isGreeting = race.origin === "context" && !this.card;
+      this.show({ races: [race], isGreeting, isCut, item: null });
     }
     this.sumUp(race);
-  }
-
-  // A turn is an exchange of the conversation. The greeting, which answers nobody, is none.
-  nextName({ origin }) {
-    if (origin === "context" && !this.card) return "Greeting";
-    this.turns += 1;
-    return `Turn ${this.turns}`;
   }
 
   show(card) {
@@ -102,7 +95,13 @@ function group(name, { count, p50_secs, tail, tail_secs }) {
   return made;
 }
 
-function turnItem({ races, name, isCut, speech }) {
+// Each race has its number in the bot's log.
+function turnName(races, isGreeting) {
+  const numbers = races.map(({ turn }) => turn).join(" + ");
+  return `Turn ${numbers}${isGreeting ? ", greeting" : ""}`;
+}
+
+function turnItem({ races, isGreeting, isCut, speech }) {
   const last = races.at(-1);
   const isInterrupted = isCut || last.outcome === "interrupted" || last.heard?.interrupted === true;
   const outcome = isInterrupted ? "interrupted" : last.outcome;
@@ -113,7 +112,7 @@ function turnItem({ races, name, isCut, speech }) {
   const head = element("summary", "turn-head");
   const winners = [...new Set(races.map(({ winner }) => winner ?? "no winner"))];
   head.append(
-    element("span", "turn-number", name),
+    element("span", "turn-number", turnName(races, isGreeting)),
     winnersName(winners),
     element("span", `outcome ${outcome}`, described(outcome, races)),
     waited(last),

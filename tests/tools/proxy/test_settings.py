@@ -105,7 +105,8 @@ def test_a_clouds_missing_package_is_one_line_with_the_remedy(
     monkeypatch.setitem(sys.modules, "botocore", None)
     path = tmp_path / "hedge.toml"
     path.write_text(SMALL)
-    line = "upstream 'bedrock' needs botocore: pip install \"anthropic[bedrock]\""
+    where = f"{path}: models.claude.upstreams[1]: upstream 'bedrock'"
+    line = f'{where} needs botocore: pip install "anthropic[bedrock]"'
     assert ran("proxy", path, *options) == (2, "", f"pipecat-hedge proxy: {line}\n")
 
 

@@ -43,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
     logger.add(sys.stderr, level=level, diagnose=False)  # no values: they may be prompts or keys
     path: Path = args.settings or Path("hedge.toml")
     settings = read_settings(path)
-    for model in settings.models.values():
-        for upstream in model.upstreams:
-            check_packages(upstream)
+    for name, model in settings.models.items():
+        for number, upstream in enumerate(model.upstreams):
+            check_packages(upstream, f"{path}: models.{name}.upstreams[{number}]")
     if args.check:
         missing = ", ".join(settings.missing_keys)
         print(f"{path} can be used" + (f"; not set here: {missing}" if missing else ""))

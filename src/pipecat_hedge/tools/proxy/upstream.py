@@ -140,8 +140,12 @@ def connect(settings: UpstreamSettings, wire: Wire) -> Upstream:
     return (_Api if settings.kind == "api" else _Cloud)(settings, wire)
 
 
-def check_packages(settings: UpstreamSettings) -> None:
+def check_packages(settings: UpstreamSettings, where: str) -> None:
     """Check that what an upstream imports is installed: its SDK, and what finds its credentials.
+
+    Args:
+        settings: The upstream's.
+        where: Their file and field, for the message.
 
     Raises:
         ConfigurationError: If a package is missing; the message names its extra.
@@ -158,7 +162,7 @@ def check_packages(settings: UpstreamSettings) -> None:
             importlib.import_module(package)
         except ModuleNotFoundError:
             raise ConfigurationError(
-                f"upstream {settings.name!r} needs {package}: "
+                f"{where}: upstream {settings.name!r} needs {package}: "
                 f'pip install "anthropic[{settings.kind}]"'
             ) from None
 
