@@ -271,6 +271,16 @@ DRAW = """async (messages) => {
 }"""
 
 
+SAY = """async (lines) => {
+  const { TranscriptView } = await import("/page/transcript.js");
+  const byId = (id) => document.getElementById(id);
+  const transcript = new TranscriptView(byId("transcript"), byId("hint"));
+  lines.forEach(([speaker, text], n) =>
+    speaker === "you" ? transcript.user(text) : transcript.bot(n, text),
+  );
+}"""
+
+
 @asynccontextmanager
 async def no_bot() -> AsyncIterator[Page]:
     """The page where nothing answers, to draw on."""
@@ -290,6 +300,25 @@ async def test_a_turn_that_called_a_tool_has_the_numbers_of_both_its_races() -> 
     async with no_bot() as page:
         await page.evaluate(DRAW, [("add", call), ("add", answer)])
         assert await page.locator("#turns .turn-number").all_inner_texts() == ["Turn 2 + 3"]
+
+
+async def test_a_telephone_shows_a_hedge_and_two_lines_of_the_transcript() -> None:
+    """No part of them is beyond an edge that would have to be scrolled."""
+    slow, fast = "openai:gpt-5.4-mini-2026-03-17", "anthropic:claude-haiku-4-5"
+    times = {"launched_secs": 0.5, "first_token_secs": None, "ended_secs": 1.3, "ttft_secs": None}
+    lost = {"provider": slow, "outcome": "superseded", "launch_reason": "primary", **times}
+    won = {**lost, "provider": fast, "outcome": "won", "launch_reason": "hedge"}
+    won |= {"launched_secs": 0.7, "first_token_secs": 0.9, "ttft_secs": 0.2}
+    answer = "Yes, we do. Try our mushroom risotto, or the vegetable tart. Both are very popular."
+    said = [("bot", answer), ("you", "Do you have anything vegetarian?"), ("bot", answer)]
+    async with no_bot() as page:
+        await page.evaluate(DRAW, [("add", {**TURN, "winner": fast, "attempts": [lost, won]})])
+        await page.evaluate(SAY, said)
+        await page.set_viewport_size({"width": 390, "height": 1400})
+        shown = ["#turns .chart", "#turns .moments", *LAST_LINES]
+        assert [one for one in shown if await is_cut(page, one)] == []
+        scrolls = "one => one.scrollWidth > one.clientWidth"
+        assert not await page.locator(".turns-scroll").evaluate(scrolls)
 
 
 async def test_waits_for_transcript_and_voice_are_drawn_where_they_are_known() -> None:

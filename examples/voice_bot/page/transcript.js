@@ -6,6 +6,7 @@ export class TranscriptView {
   constructor(list, hint) {
     this.list = list;
     this.hint = hint;
+    new ResizeObserver(() => this.scroll()).observe(list);
     this.clear();
   }
 
