@@ -102,9 +102,9 @@ async def spell(pace: float = 1.0, burners: int = 0, after_secs: float = 60.0) -
     enough, arms = round(500 * pace), usual_arms(with_alone=False)
     with ProviderProcess(seed=1) as one, ProviderProcess(seed=2) as two:
         targets = _targets(one, two, model("steady"))
-        async with side_by_side(arms, targets, callers=20, think_secs=(0.4, 0.8)) as run:
+        async with side_by_side(arms, targets, callers=20) as run:
             with busy_neighbours(burners):
-                await run.phase("calm", 10)
+                await run.phase("calm", 15)
                 await asyncio.to_thread(one.set_conditions, slow=10)
                 await run.phase("spell", 150, lambda: run.turns_of("hedged", "spell") >= enough)
                 await asyncio.to_thread(one.set_conditions)
