@@ -1,9 +1,10 @@
 """The limit of this process's requests in flight to a provider.
 
-The lower of two bounds holds. The *inferred* limit comes from time to first token: it shrinks when
-most requests of a round, from several sessions, took over ``TOLERANCE`` times the typical time, and
-grows otherwise. A late request counts at once, before its first token. The *stated* limit comes
-from the provider: rejections for load (429, 529), its own queue metrics.
+What the provider's own queue metrics say holds, where it has any (the *stated* limit). Else the
+lower of two bounds does. The *inferred* limit comes from time to first token: it shrinks when most
+requests of a round, from several sessions, took over ``TOLERANCE`` times the typical time, and
+grows otherwise. A late request counts at once, before its first token. The other bound is cut by
+each rejection for load (429, 529).
 By default the limit bounds hedges and warm-up prompts, and only ranks providers for callers.
 
 The inferred limit spreads turns over providers that queue without saying so: with it their p95 is

@@ -416,7 +416,7 @@ class ProviderRegistry:
             self.record(key).is_observed = False
 
     def begin_trial(self, backend: Backend, now: float | None) -> bool:
-        """Whether a provider that lost its place by its silence is tried again in this turn.
+        """Whether a provider that lost its place, by silence or rejections, is tried in this turn.
 
         Args:
             backend: The provider.
@@ -428,12 +428,17 @@ class ProviderRegistry:
     def begin_observation(
         self, backend: Backend, attempt: Attempt, prompt_tokens: int | None
     ) -> bool:
-        """Whether a silent loser runs on, as its provider has no answers: ``AT_FIRST_OBSERVED``.
+        """Let a silent loser run on whose provider has not answered yet, and count it.
+
+        ``AT_FIRST_OBSERVED`` of them may; for other losers see ``claim_observed_loser``.
 
         Args:
             backend: The provider.
             attempt: The attempt.
             prompt_tokens: The size of the prompt; None if unknown.
+
+        Returns:
+            Whether it runs on.
         """
         if attempt.ended_at is None:
             return False

@@ -66,7 +66,10 @@ class FileStore:
         return str(self.path)
 
     def load(self) -> str | None:
-        """Return the file's text, or None if there is no file."""
+        """Return the file's text, or None if there is no file.
+
+        What is no text is returned as one that cannot be read, so that the file is set aside.
+        """
         try:
             return self.path.read_text(encoding="utf-8")
         except FileNotFoundError:

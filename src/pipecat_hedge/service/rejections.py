@@ -3,7 +3,7 @@
 A rejection is often about the prompt, which may be too long for one provider, or filtered by
 another. So the provider comes last in the next turn only. After a second rejection in a row, or one
 for key, permission or model, it comes last until it has answered. Last is not out: it is asked when
-the others have failed or are silent.
+the others have failed or are silent. Rejections for load are ``providers/concurrency_limit.py``'s.
 """
 
 from __future__ import annotations
