@@ -6,7 +6,7 @@ time of the next ``TimerFired``. The same object runs in the service and in virt
 Invariants: a failure never wins; at most one attempt is committed; every live attempt is cancelled
 when the turn ends. Attempts that failed before their first token, or that were silent, do not count
 against ``max_attempts``: a turn makes at most its providers + ``max_attempts`` - 1 requests, plus
-retries. If an answer breaks off or stalls, those that have lost may be asked again. A failed or
+retries. If the connection of an answer breaks, those that have lost may be asked again. A failed or
 stalled attempt is replaced at once. When no other request is left, those with a transient error are
 repeated after the SDKs' own pauses, as often as the SDKs would (``Slot.retries``), also beside an
 attempt that is late.
@@ -488,7 +488,7 @@ class Race:
             return (_stalls_at(last) if self._may_launch() else None), "stall"
         if self._phase is Phase.COMMITTED:
             stalls_at = _after(max(last.last_progress_at, self._counts_from), last.stall_secs)
-            return (stalls_at if self._slots or self._lost() else None), "stall"
+            return (stalls_at if self._slots else None), "stall"
         hedge_at = self._hedge_at(live, now) if self._slots else None
         silent_at = self._silent_at(last)
         if silent_at is not None and (hedge_at is None or silent_at < hedge_at):
@@ -594,8 +594,9 @@ class Race:
     def _rescue(self, attempt: Attempt) -> None:
         self._phase = Phase.RESCUING
         self._commands.append(StreamBroken(attempt.number))
-        if not self._slots:
-            lost = self._lost()
+        if not self._slots:  # a provider that only lost may continue the answer
+            lost = [a for a in self._attempts if a.outcome == "superseded" and not a.is_repeated]
+            lost = [a for a in lost if a.provider not in self._slots.excluded]
             for loser in lost:
                 loser.is_repeated = True
             self._slots.reopen([loser.slot for loser in lost])
@@ -635,11 +636,6 @@ class Race:
 
     def _live(self) -> list[Attempt]:
         return [attempt for attempt in self._attempts if attempt.outcome is None]
-
-    def _lost(self) -> list[Attempt]:
-        """The attempts that only lost, and may be repeated to continue the answer."""
-        lost = [a for a in self._attempts if a.outcome == "superseded" and not a.is_repeated]
-        return [a for a in lost if a.provider not in self._slots.excluded]
 
     def _waiting(self, live: Sequence[Attempt], now: float) -> Waiting:
         since = self._counts_from

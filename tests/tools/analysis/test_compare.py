@@ -247,7 +247,7 @@ async def test_loser_that_finishes_first_is_logged_with_the_whole_answer_and_hol
 ):
     slow = scripted(Wait(0.1), Say("Yes. "), Wait(9.0), Say("Till nine."))
     members = slow, scripted(Wait(0.2), Say("Till 9."))
-    llm = racing(*members, policy=HedgePolicy.race(2, losers="drain", stall_secs=None))
+    llm = racing(*members, policy=HedgePolicy.race(2, losers="drain"))
     answers: list[DrainedAnswer] = []
 
     @llm.event_handler("on_loser_drained")
