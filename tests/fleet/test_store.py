@@ -207,6 +207,7 @@ async def test_foreign_values_are_left_out(server: RedisServer) -> None:
     await store.close()
 
 
+@needs_redis
 def test_no_command_is_newer_than_redis_6_2(server: RedisServer) -> None:
     """What the tests above have sent."""
     sent = {name for name in _stats(server) if "|" not in name}

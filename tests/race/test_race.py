@@ -215,11 +215,70 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
             Fail((("a", NOT_CONNECTED), ("b", NOT_CONNECTED))),
         ),
     ),
-    "a pause is not taken from the one that answers for one that has lost": (
+    "a pause in an answer is waited for beside one that has lost": (
         replace(RACE, stall_secs=3.0),
         (0.1, UsableToken(0), Commit(0, "first_token"), Cancel(1, "superseded")),
-        (3.1, TimerFired()),
-        (9.0, UsableToken(0)),
+        (3.1, TimerFired(), Launch(2, "b", "stall")),
+        (5.0, UsableToken(0), Cancel(2, "superseded")),
+        (8.0, TimerFired()),  # once each, however often the answer pauses
+        (30.0, AttemptFinished(0)),
+    ),
+    "a silent answer is continued by the first to go on": (
+        IMPATIENT,
+        (1.0, UsableToken(0), Commit(0, "first_token")),
+        (4.0, TimerFired(), STALL),
+        (4.5, UsableToken(1), Cancel(0, "stall"), StreamBroken(0), Continue(1)),
+    ),
+    "its own next word needs no whole sentence": (
+        replace(IMPATIENT, commit_on="first_sentence"),
+        (1.0, UsableToken(0)),
+        (1.1, SentenceReady(0), Commit(0, "first_sentence")),
+        (4.1, TimerFired(), STALL),
+        (4.5, UsableToken(1)),
+        (4.6, UsableToken(0), Cancel(1, "superseded")),
+        (5.0, AttemptFinished(0)),
+    ),
+    "it may end while another is asked": (
+        IMPATIENT,
+        (1.0, UsableToken(0), Commit(0, "first_token")),
+        (4.0, TimerFired(), STALL),
+        (4.5, AttemptFinished(0), Cancel(1, "superseded")),
+    ),
+    "it may break off while another is asked": (
+        IMPATIENT,
+        (1.0, UsableToken(0), Commit(0, "first_token")),
+        (4.0, TimerFired(), STALL),
+        (4.5, AttemptFailed(0, NOT_CONNECTED), StreamBroken(0)),
+        (5.0, UsableToken(1), Continue(1)),
+    ),
+    "when the other fails it is waited for as long as another would be": (
+        IMPATIENT,
+        (1.0, UsableToken(0), Commit(0, "first_token")),
+        (4.0, TimerFired(), STALL),
+        (4.5, AttemptFailed(1, NOT_CONNECTED)),
+        (6.9, TimerFired()),
+        (6.9, UsableToken(0)),
+        (9.8, TimerFired()),
+        (9.9, AttemptFinished(0)),
+    ),
+    "and then ends": (
+        IMPATIENT,
+        (1.0, UsableToken(0), Commit(0, "first_token")),
+        (4.0, TimerFired(), STALL),
+        (4.5, AttemptFailed(1, NOT_CONNECTED)),
+        (
+            *(7.0, TimerFired(), Cancel(0, "stall"), StreamBroken(0)),
+            Fail((("a", STALLED), ("b", NOT_CONNECTED))),
+        ),
+    ),
+    "so it does when both are silent": (
+        IMPATIENT,
+        (1.0, UsableToken(0), Commit(0, "first_token")),
+        (4.0, TimerFired(), STALL),
+        (
+            *(7.0, TimerFired(), Cancel(0, "stall"), StreamBroken(0), Cancel(1, "stall")),
+            Fail((("a", STALLED), ("b", TIMED_OUT))),
+        ),
     ),
     # ---- silence
     "a stalled first attempt gets company and may still win": (
@@ -259,9 +318,12 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
     "an earlier continuation may win after a later launch": (
         replace(THREE, stall_secs=3.0, timeout_secs=30.0),
         (1.0, UsableToken(0), Commit(0, "first_token")),
-        (4.0, TimerFired(), Cancel(0, "stall"), StreamBroken(0), STALL),
+        (4.0, TimerFired(), STALL),
         (7.0, TimerFired(), Launch(2, "c", "stall")),
-        (12.0, UsableToken(1), Continue(1), Cancel(2, "superseded")),
+        (
+            *(9.0, UsableToken(1), Cancel(0, "stall"), StreamBroken(0), Continue(1)),
+            Cancel(2, "superseded"),
+        ),
     ),
     "a stalled answer with tool calls is complete": (
         IMPATIENT,
@@ -587,7 +649,6 @@ def test_provider_ineligible_for_hedges_starts_the_turn() -> None:
 @pytest.mark.parametrize(
     ("setup", "event", "ending", "outcome", "error"),
     [
-        (IMPATIENT, UsableToken(0), TimerFired(), "failed", STALLED),
         (IMPATIENT, ToolsCalled(0), TimerFired(), "won", None),
         (BY_SENTENCE, UsableToken(0), AttemptFinished(0), "won", None),
     ],

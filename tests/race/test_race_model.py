@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pipecat_hedge.policy import HedgePolicy
+from pipecat_hedge.race.attempt import STALLED
 from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.race.events import (
     AttemptFailed,
@@ -121,7 +122,7 @@ class RaceModel(RuleBasedStateMachine):
                 case Launch():
                     assert not isinstance(event, Interrupted), "launched by an interruption"
                     speaking = self.speaker is not None and self.speaker in self.live
-                    assert not speaking, "launched beside a committed answer"
+                    assert not speaking or self._is_silent(), "launched beside a spoken answer"
                     assert command.attempt == len(self.launched)
                     until = self.useless.get(command.provider, self.now)
                     assert until <= self.now + 1e-9, "request to an excluded provider"
@@ -162,10 +163,17 @@ class RaceModel(RuleBasedStateMachine):
                     assert not won, "gave up an answer that was complete"
         assert self.ends <= 1, "ended twice"
 
+    def _is_silent(self) -> bool:
+        """Whether the committed answer has been silent for its limit."""
+        winner = self.race.winner
+        if winner is None or winner.stall_secs is None:
+            return False
+        return winner.last_progress_at + winner.stall_secs <= self.now + 1e-9
+
     def _has_been_given_up_for_good_reason(self, number: int, commands: Sequence[Command]) -> None:
         """The answer is whole, another attempt continues it, or its time is over."""
         attempt = self.race.attempts[number]
-        is_taken_over = any(isinstance(command, Launch) for command in commands)
+        is_taken_over = any(isinstance(command, (Continue, Fail)) for command in commands)
         timeout_secs = attempt.timeout_secs
         is_active = timeout_secs is not None and attempt.last_progress_at + timeout_secs <= self.now
         if not is_active and attempt.stall_secs is not None:
@@ -250,8 +258,10 @@ class RaceModel(RuleBasedStateMachine):
     def requests_are_bounded(self) -> None:
         providers = len({slot.provider for slot in self.candidates})
         most = min(providers + self.policy.max_attempts - 1, len(self.candidates))
-        lost = sum(attempt.outcome == "superseded" for attempt in self.race.attempts)
-        assert len(self.launched) <= most + sum(slot.retries for slot in self.candidates) + lost
+        lost = [a for a in self.race.attempts if a.outcome == "superseded" or a.error is STALLED]
+        again = sum(slot.retries for slot in self.candidates)
+        again += sum(attempt.reason != "stall" for attempt in lost)
+        assert len(self.launched) <= most + again
 
     @invariant()
     def the_end_is_an_end(self) -> None:

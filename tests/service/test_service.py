@@ -28,7 +28,7 @@ from pipecat.metrics.metrics import (
     TTFBMetricsData,
 )
 from pipecat.processors.aggregators.llm_context import LLMSpecificMessage
-from pipecat.services.llm_service import FunctionCallParams
+from pipecat.services.llm_service import FunctionCallParams, LLMService
 from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
 
@@ -318,6 +318,45 @@ async def test_provider_that_has_lost_continues_the_answer(losers: Any) -> None:
     assert line.text == "We are open till nine. Do come by."
     assert [a.outcome for a in report.attempts] == ["failed", "superseded", "won"]
     assert (report.outcome, report.winner) == ("answered", "b")
+
+
+QUESTION = "We are open till nine. Shall I book a table?"
+PAUSING = [*CUT[:-1], Wait(5.0), Say(QUESTION[len("We are open till nine. Shall I") :])]
+GOING_ON = [Say(word) for word in re.findall(r"\s*\S+", QUESTION)]
+OTHERS: dict[str, list[Step]] = {
+    "well": [Wait(0.2), *GOING_ON],
+    "slow": [Wait(2.5), *GOING_ON],
+    "fails": [Error()],
+    "hangs": [Wait(NEVER)],
+}
+
+
+@pytest.mark.parametrize("commit", ["first_sentence", "first_token"])
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize(
+    "policy",
+    [HedgePolicy.race(2), HedgePolicy.after(0.1), HedgePolicy.fallback(), HedgePolicy.adaptive()],
+    ids=lambda policy: policy.name,
+)
+async def test_answer_that_pauses_is_whole(policy: HedgePolicy, other: str, commit: Any) -> None:
+    """Whatever the other provider does, as with the bare service; sooner if it is well."""
+    bare_secs, bare = await _secs(scripted(*PAUSING))
+    second = ScriptedLLMService([Wait(0.5), *OTHERS[other]], OTHERS[other])
+    if policy.name in ("fallback", "adaptive"):  # no hedge loses
+        second = scripted(*OTHERS[other])
+    llm = racing(scripted(*PAUSING), second, policy=dataclasses.replace(policy, commit=commit))
+    secs, line = await _secs(llm)
+    assert (line.text, line.errors) == (bare.text, [])
+    assert line.framing.count("<") == line.framing.count(">") == 1
+    assert secs <= bare_secs + 0.01
+    assert (secs < bare_secs - 1) == (other == "well")
+
+
+async def _secs(llm: LLMService[Any]) -> tuple[float, Line]:
+    """The time to the end of a turn's answer, and its line."""
+    began_at = asyncio.get_running_loop().time()
+    line = await asked(llm)
+    return line.times(LLMFullResponseEndFrame)[0] - began_at, line
 
 
 @pytest.mark.parametrize(

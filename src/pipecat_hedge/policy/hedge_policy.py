@@ -176,16 +176,18 @@ class HedgePolicy:
         max_attempts: The most requests of a turn, rescues included; at least 1. Requests that fail
             before their first token, or are silent, do not count, so that each provider can be
             asked: a turn makes at most its providers + ``max_attempts`` - 1 requests, and what the
-            SDKs would retry. A recovery request is one more. Providers that had lost may be asked
-            again when the answer breaks off.
+            SDKs would retry. A recovery request is one more. When an answer breaks off or is
+            silent, providers that had lost may be asked again, once each.
         commit: What makes an attempt win: ``first_sentence``, a speakable unit; ``first_token``,
             anything usable; ``auto``, the choice that suits the text-to-speech downstream.
         losers: ``cancel`` closes a loser's request at once, except for ``probes``. ``drain`` lets
             it run to its end, to compare answers (see ``on_loser_drained``), at its full price.
         drain_share: The share of turns whose losers are drained under ``drain``, from 0 to 1.
-        stall_secs: The silence in seconds after which a further attempt continues a committed
-            answer. Without one left, the turn waits, as the bare service would. Under ``fallback``
-            it stands in for ``silence_secs``. None is never. A provider may have its own.
+        stall_secs: The silence in seconds after which a further attempt may continue a committed
+            answer, which stays open beside it. If neither goes on for as long again, the answer
+            ends. Without another provider the turn waits, as the bare service would. Under
+            ``fallback`` it stands in for ``silence_secs``. None is never. A provider may have its
+            own.
         silence_secs: The wait in seconds for the first usable token after which another provider
             is asked as well, whatever the rule says: the provider's p98 if that is longer; 1.5 s
             once a provider was silent and has not answered since. Under ``after(x)`` at least

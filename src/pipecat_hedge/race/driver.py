@@ -340,7 +340,7 @@ class RaceDriver(Generic[T]):
         if piece is not None:
             if attempt == self._committed:
                 await self._host.deliver(piece, at)
-                if type(event) is UsableToken:
+                if type(event) is UsableToken and self._race.phase is Phase.COMMITTED:
                     self._race.token(attempt, at)
                     return ()
             elif attempt in self._held:

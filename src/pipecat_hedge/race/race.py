@@ -6,8 +6,9 @@ time of the next ``TimerFired``. The same object runs in the service and in virt
 Invariants: a failure never wins; at most one attempt is committed; every live attempt is cancelled
 when the turn ends. Attempts that failed before their first token, or that were silent, do not count
 against ``max_attempts``: a turn makes at most its providers + ``max_attempts`` - 1 requests, plus
-retries. If the connection of an answer breaks, those that have lost may be asked again. A failed or
-stalled attempt is replaced at once. When no other request is left, those with a transient error are
+retries. A failed attempt is replaced at once. If the answer breaks off or is silent, providers that
+were not asked yet may continue it, and then those that have lost; a silent answer stays open beside
+them, and the first to go on wins. When no other request is left, those with a transient error are
 repeated after the SDKs' own pauses, as often as the SDKs would (``Slot.retries``), also beside an
 attempt that is late.
 ``docs/design/one-turn.md`` walks through a turn.
@@ -87,7 +88,7 @@ class Phase(Enum):
     COMMITTED = auto()
     """One attempt's answer is being released."""
     RESCUING = auto()
-    """The committed answer broke off and no other attempt continues it yet."""
+    """The committed answer broke off, or is silent, and no attempt continues it yet."""
     OVER = auto()
     """Answered, failed or interrupted; no attempt is live."""
 
@@ -285,7 +286,7 @@ class Race:
     def _token_while_waiting(self, attempt: Attempt, now: float) -> None:
         is_first = attempt.first_token_at is None
         self._token(attempt, now)
-        if self._commit_on == "first_token":
+        if self._commit_on == "first_token" or attempt is self._winner:
             self._release(attempt, "first_token", now)
             self._reconsider(now)
         elif is_first and self._phase is Phase.WAITING:
@@ -341,12 +342,17 @@ class Race:
 
     def _replace(self, attempt: Attempt, now: float) -> None:
         self._end(attempt, "failed", now)
-        if attempt.first_token_at is None and attempt.error is not EMPTY_ANSWER:
-            self._slots.refund()
         self._exclude(attempt)
+        self._launch_replacement(attempt, now)
+        self._reconsider(now)
+
+    def _launch_replacement(self, failed: Attempt, now: float) -> None:
+        if failed.first_token_at is None and failed.error is not EMPTY_ANSWER:
+            self._slots.refund()
+        if self._phase is Phase.RESCUING:
+            self._reopen_lost()
         if self._slots:
             self._launch("failure", now)
-        self._reconsider(now)
 
     def _complete(self, attempt: Attempt, now: float) -> None:
         has_token = attempt.first_token_at is not None
@@ -359,7 +365,12 @@ class Race:
         if attempt.called_tools:
             self._complete(attempt, now)
             return
-        self._rescue(attempt)
+        self._rescue()
+        self._replace(attempt, now)
+
+    def _break_off_while_rescuing(self, attempt: Attempt, now: float) -> None:
+        if attempt is self._winner:
+            self._rescue()
         self._replace(attempt, now)
 
     # ---- transitions
@@ -419,18 +430,16 @@ class Race:
             if self._phase is Phase.COMMITTED and attempt.called_tools:
                 self._complete(attempt, now)
                 return
-            if self._phase is Phase.COMMITTED:
-                self._rescue(attempt)
+            if attempt is self._winner:
+                self._rescue()
             attempt.error = error
             self._end(attempt, "failed", now)
-            if attempt.first_token_at is None:
-                self._slots.refund()
-            if self._slots:
-                self._launch("failure", now)
+            self._launch_replacement(attempt, now)
         give_up_at = self._give_up_at()
         if give_up_at is not None and give_up_at <= now:
             for attempt in self._live():
                 attempt.error = TIMED_OUT
+            self._stop_silent_winner(now)
             self._cancel_live("stall", "failed", now)
             self._fail()
 
@@ -453,7 +462,11 @@ class Race:
         """When a broken answer ends because no replacement answers, and none is left."""
         if self._phase is not Phase.RESCUING or self._may_launch():
             return None
-        return max(map(_stalls_at, self._live() or self._attempts[-1:]))
+        times = [_stalls_at(attempt) for attempt in self._live() or self._attempts[-1:]]
+        if self._winner is not None and self._winner.outcome is None:
+            # As long as for a replacement, also if that has failed.
+            times.append(_stalls_at(self._winner) + (self._winner.stall_secs or 0.0))
+        return max(times)
 
     def _launch_due(self, now: float) -> None:
         """Launch what is due, and set the time of the next launch."""
@@ -470,8 +483,6 @@ class Race:
                 self._wake_by(at)
                 return
             if reason == "stall":
-                if self._phase is Phase.RESCUING:
-                    self._slots.refund_silent()
                 self._stall(live[-1], now)
                 continue
             if reason == "silence":
@@ -488,7 +499,7 @@ class Race:
             return (_stalls_at(last) if self._may_launch() else None), "stall"
         if self._phase is Phase.COMMITTED:
             stalls_at = _after(max(last.last_progress_at, self._counts_from), last.stall_secs)
-            return (stalls_at if self._slots else None), "stall"
+            return (stalls_at if self._slots or self._lost() else None), "stall"
         hedge_at = self._hedge_at(live, now) if self._slots else None
         silent_at = self._silent_at(last)
         if silent_at is not None and (hedge_at is None or silent_at < hedge_at):
@@ -507,6 +518,8 @@ class Race:
 
     def _may_launch(self) -> bool:
         """Whether another request may be made beside a silent one."""
+        if self._phase is Phase.RESCUING and self._lost():
+            return True
         return bool(self._slots) or (self._replaces_silent and self._slots.has_refund)
 
     def _silent_at(self, attempt: Attempt) -> float | None:
@@ -567,13 +580,14 @@ class Race:
 
     def _stall(self, attempt: Attempt, now: float) -> None:
         if self._phase is Phase.COMMITTED:
-            self._commands.append(Cancel(attempt.number, "stall"))
             if attempt.called_tools:
+                self._commands.append(Cancel(attempt.number, "stall"))
                 self._complete(attempt, now)
                 return
-            attempt.error = STALLED
-            self._end(attempt, "failed", now)
-            self._rescue(attempt)
+            self._phase = Phase.RESCUING
+        else:
+            self._slots.refund_silent()
+        self._reopen_lost()
         self._launch("stall", now)
 
     def _wake_by(self, at: float | None) -> None:
@@ -585,21 +599,46 @@ class Race:
         if self._winner is None:
             self._commit_reason = reason
             self._commands.append(Commit(attempt.number, reason))
-        else:
+        elif attempt is not self._winner:
+            self._stop_silent_winner(now)
             self._commands.append(Continue(attempt.number))
         self._phase = Phase.COMMITTED
         self._winner = attempt
         self._cancel_live("superseded", "superseded", now, keep=attempt)
 
-    def _rescue(self, attempt: Attempt) -> None:
+    def _rescue(self) -> None:
+        """Have another attempt continue the answer, which has broken off."""
+        assert self._winner is not None
         self._phase = Phase.RESCUING
-        self._commands.append(StreamBroken(attempt.number))
-        if not self._slots:  # a provider that only lost may continue the answer
-            lost = [a for a in self._attempts if a.outcome == "superseded" and not a.is_repeated]
-            lost = [a for a in lost if a.provider not in self._slots.excluded]
-            for loser in lost:
-                loser.is_repeated = True
-            self._slots.reopen([loser.slot for loser in lost])
+        self._commands.append(StreamBroken(self._winner.number))
+
+    def _stop_silent_winner(self, now: float) -> None:
+        """End the committed answer where it has been silent, if it is open."""
+        if self._winner is not None and self._winner.outcome is None:
+            self._winner.error = STALLED
+            self._end(self._winner, "failed", now)
+            self._commands.append(Cancel(self._winner.number, "stall"))
+            self._commands.append(StreamBroken(self._winner.number))
+
+    def _lost(self) -> list[Attempt]:
+        """The attempts that only lost, or paused, and may be asked to continue the answer."""
+        return [
+            attempt
+            for attempt in self._attempts
+            if (attempt.outcome == "superseded" or attempt.error is STALLED)
+            and attempt.reason != "stall"  # once each, however often the answer pauses
+            and not attempt.is_repeated
+            and attempt.provider not in self._slots.excluded
+        ]
+
+    def _reopen_lost(self) -> None:
+        """Allow the next provider a request, or else those that have lost another one."""
+        lost = [] if self._slots else self._lost()
+        if lost and self._slots.allow_one_more():
+            return
+        for loser in lost:
+            loser.is_repeated = True
+        self._slots.reopen([loser.slot for loser in lost])
 
     def _exclude(self, attempt: Attempt) -> None:
         """Exclude a provider that failed permanently or sent ``Retry-After`` from this turn."""
@@ -686,7 +725,7 @@ class Race:
         (Phase.RESCUING,   SentenceReady):   _sentence_while_waiting,
         (Phase.RESCUING,   ToolsCalled):     _tools_while_waiting,
         (Phase.RESCUING,   AttemptFinished): _finish_while_waiting,
-        (Phase.RESCUING,   AttemptFailed):   _replace,
+        (Phase.RESCUING,   AttemptFailed):   _break_off_while_rescuing,
     }
     # fmt: on
 

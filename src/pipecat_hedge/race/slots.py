@@ -80,6 +80,13 @@ class SlotQueue:
         if not self:
             self.refund()
 
+    def allow_one_more(self) -> bool:
+        """Allow a request beyond the limit; returns False if no slot is left."""
+        if not self._has_room:
+            return False
+        self._spare += 1
+        return True
+
     def reopen(self, slots: Sequence[Slot]) -> None:
         """Repeat some of the requests that have failed or lost."""
         self._slots += slots

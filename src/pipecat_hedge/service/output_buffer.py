@@ -20,15 +20,21 @@ _ELLIPSIS = "..."
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """Where an answer that has broken off ends.
+    """Where an answer that breaks off ends.
 
     Parameters:
+        is_whole: Whether that is the end of a sentence.
         say: The kept text, if it is a whole sentence that only lacked the start of the next one.
         retract: The released part of an unfinished sentence that is not spoken yet.
     """
 
+    is_whole: bool
     say: str = ""
     retract: str = ""
+
+    def applied_to(self, said: str) -> str:
+        """What has been said then."""
+        return said.removesuffix(self.retract) + self.say
 
 
 class OutputBuffer:
@@ -78,7 +84,14 @@ class OutputBuffer:
         Returns:
             What is still to be said, or to be retracted.
         """
-        kept, self._kept = self._kept, ""
+        end = await self.break_here()
+        self.is_whole, self._kept = end.is_whole, ""
+        self.said = end.applied_to(self.said)
+        return end
+
+    async def break_here(self) -> Break:
+        """What would still be said, or retracted, if the answer broke off now."""
+        kept = self._kept
         if self._by_sentence:
             unfinished = self._finder.open
         else:
@@ -86,15 +99,12 @@ class OutputBuffer:
             await finder.feed(self.said)
             unfinished = finder.open
         if self._continuation is not None and not unfinished.strip():
-            return Break()  # it added nothing, so is_whole is unchanged
-        self.is_whole = is_whole_sentence(unfinished, self._language)
-        if self.is_whole:
-            return Break(say=self._release(kept))
+            return Break(self.is_whole)  # it added nothing
+        if is_whole_sentence(unfinished, self._language):
+            return Break(is_whole=True, say=kept)
         released = unfinished[: max(len(unfinished) - len(kept), 0)]
-        if not self._with_lookahead or not released.strip():
-            return Break()
-        self.said = self.said.removesuffix(released)
-        return Break(retract=released)
+        can_retract = self._with_lookahead and released.strip()
+        return Break(is_whole=False, retract=released if can_retract else "")
 
     def start_continuation(self) -> None:
         """From now on another attempt continues what was said."""

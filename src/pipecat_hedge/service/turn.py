@@ -24,7 +24,7 @@ from pipecat_hedge.race.errors import AllProvidersFailed, AttemptError
 from pipecat_hedge.race.events import Commit, Continue, Launch, StreamBroken
 from pipecat_hedge.race.reports import DrainedAnswer, FillerReport, TurnReport
 from pipecat_hedge.race.task_scope import TaskScope
-from pipecat_hedge.service.output_buffer import OutputBuffer
+from pipecat_hedge.service.output_buffer import Break, OutputBuffer
 from pipecat_hedge.service.pipeline_search import Output
 from pipecat_hedge.service.portable import note_author
 from pipecat_hedge.service.provider_race import ProviderAttempt, ProviderRace
@@ -280,11 +280,11 @@ class Turn:
                     self._context,
                     sink,
                     stats,
-                    addition=self._continuation(),
+                    addition=await self._continuation(),
                     language=self._options.output.language,
                     may_wait=self._options.may_wait,
                 )
-            if self._buffer.said and self._buffer.is_whole and stats.is_empty:
+            if stats.is_empty and self._buffer.said and (await self._break()).is_whole:
                 # Asked to continue an answer that broke off at a sentence's end: it was complete.
                 await sink.piece(LLMTextFrame(""), usable=True)
         finally:
@@ -318,11 +318,18 @@ class Turn:
             question=self._question,
         )
 
-    def _continuation(self) -> list[LLMContextMessage]:
-        if not _has_text(self._buffer.said):
+    async def _break(self) -> Break:
+        """Where the answer has broken off, or would if another attempt continued it now."""
+        winner = self._race.winner
+        is_silent = winner is not None and winner.outcome is None
+        return await self._buffer.break_here() if is_silent else Break(self._buffer.is_whole)
+
+    async def _continuation(self) -> list[LLMContextMessage]:
+        said = (await self._break()).applied_to(self._buffer.said)
+        if not _has_text(said):
             return []
         return [
-            {"role": "assistant", "content": self._buffer.said},
+            {"role": "assistant", "content": said},
             {"role": "user", "content": CONTINUE},  # which every chat template knows
         ]
 

@@ -245,7 +245,7 @@ async def test_drained_losers_are_logged_beside_what_was_said(
 async def test_loser_that_finishes_first_is_logged_with_the_whole_answer_and_holds_no_permit() -> (
     None
 ):
-    slow = scripted(Wait(0.1), Say("Yes. "), Wait(9.0), Say("Till nine."))
+    slow = scripted(Wait(0.1), Say("Yes. "), Wait(2.5), Say("Till nine."))
     members = slow, scripted(Wait(0.2), Say("Till 9."))
     llm = racing(*members, policy=HedgePolicy.race(2, losers="drain"))
     answers: list[DrainedAnswer] = []

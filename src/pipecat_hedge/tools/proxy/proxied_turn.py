@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -133,7 +134,6 @@ class ProxiedTurn:
         self._race = race
         self._answers: dict[int, _Answer] = {}
         self._has_room = asyncio.Event()
-        self._said = ""  # before it was cut
         self._has_error = False
         self._error: Mapping[str, Any] | None = None  # what the upstream reported in its stream
 
@@ -201,8 +201,8 @@ class ProxiedTurn:
         """See ``TurnHost``."""
         answer = self._answers[attempt.number] = _Answer()
         request = self._request
-        if self._said:
-            request, answer.rest = await self._rest_of(request), Continuation(self._said)
+        if self._continues and (said := self._text()):
+            request, answer.rest = await self._rest_of(request, said), Continuation(said)
         stats = attempt.stats
         if self._is_alone and self._response.has_begun:
             raise _Cut  # nothing may follow what another attempt has sent
@@ -433,8 +433,7 @@ class ProxiedTurn:
         """See ``TurnHost``."""
         if isinstance(command, StreamBroken):
             released = [self._answers[a.number] for a in self._record.released]
-            self._said = "".join("".join(answer.texts) for answer in released)
-            if not self._said or any(each.has_tool or not each.is_known for each in released):
+            if not self._text() or any(each.has_tool or not each.is_known for each in released):
                 raise _Cut
             return
         attempt = self._race.attempts[command.attempt]
@@ -494,9 +493,14 @@ class ProxiedTurn:
 
     # ---- the rest of an answer that was cut
 
-    async def _rest_of(self, request: ProxiedRequest) -> ProxiedRequest:
+    def _text(self) -> str:
+        """What was released."""
+        released = (self._answers[attempt.number] for attempt in self._record.released)
+        return "".join(itertools.chain.from_iterable(answer.texts for answer in released))
+
+    async def _rest_of(self, request: ProxiedRequest, said: str) -> ProxiedRequest:
         found = request.found
-        messages = self._wire.continued(found["messages"], self._said, CONTINUE)
+        messages = self._wire.continued(found["messages"], said, CONTINUE)
         body = bytearray(json.dumps({**found, "messages": messages}).encode())
         return await read_request(request.path, request.headers, body)
 
