@@ -78,10 +78,11 @@ async def test_a_cut_after_the_commit_is_an_error_of_the_wire(
 
 
 @WIRES
-async def test_a_text_answer_is_continued_on_request(sim: Simulator, wire: str) -> None:
-    model = {"continue": True}
+@pytest.mark.parametrize("fault", ["cut", "stall"])
+async def test_a_text_answer_is_continued_on_request(sim: Simulator, wire: str, fault: str) -> None:
+    model = {"continue": True, "policy": "race(2, stall_secs=0.3)"}
     async with (
-        racing(sim, f"{WELL},fault=cut", WELL, model=model) as url,
+        racing(sim, f"{WELL},fault={fault}", WELL, model=model) as url,
         client_of(wire, url) as client,
     ):
         assert await client.stream() == ANSWER

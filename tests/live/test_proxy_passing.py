@@ -356,6 +356,27 @@ async def test_an_answer_without_an_end_mark_is_whole_if_it_ends_like_one(
         assert len(upstream.asked) == (4 if continues and upstreams == 2 else 3)
 
 
+@WIRES
+async def test_an_answer_that_pauses_passes_when_no_other_upstream_continues_it(wire: str) -> None:
+    answer = SENTENCES[wire][0]
+    *begins, last = answer.parts
+
+    async def pauses_or_hangs(request: web.Request) -> web.StreamResponse:
+        is_first = len(upstream.asked) == 1
+        out = await replying(*(begins if is_first else []))(request)
+        await asyncio.sleep(1.0 if is_first else 60)  # an upstream's pause
+        await out.write(last)
+        return out
+
+    model = {"continue": True, "policy": "race(2, stall_secs=0.6)"}
+    async with (
+        scripted(pauses_or_hangs) as upstream,
+        proxied(upstream.url, upstream.url, model=model) as url,
+    ):
+        assert (await fetch(url, answer))[:2] == (200, b"".join(answer.parts))
+        assert len(upstream.asked) == 3
+
+
 CUT_CALLS = {
     "gpt cut arguments": gpt_stream(ROLE, TOOL[0], mark=False),
     "gpt a whole call and a cut one": gpt_stream(
