@@ -201,8 +201,8 @@ class Slot:
 
     Parameters:
         provider: The provider's name.
-        silent_secs: The wait for its first usable token after which another provider gets a
-            request as well; None is never.
+        silent_secs: The silence guard: the wait for its first usable token after which another
+            provider gets a request as well; None is never.
         stall_secs: The silence after its first token after which another provider gets a request;
             None is never.
         timeout_secs: The silence after which the attempt counts as failed; None is never.

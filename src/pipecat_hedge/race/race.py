@@ -221,7 +221,7 @@ class Race:
             IllegalEvent: If the event cannot happen now.
         """
         if isinstance(event, HedgeEligibilityChanged):
-            self._slots.standing = event
+            self._slots.eligibility = event
             return ()
         if isinstance(event, (TurnStarted, TurnConfirmed, TimerFired, Interrupted)):
             self._react(self._TURN_TABLE, event)(self, now)
@@ -471,7 +471,7 @@ class Race:
     def _launch_due(self, now: float) -> None:
         """Launch what is due, and set the time of the next launch."""
         self._repeat_failed(now)
-        if self._slots.standing.full:
+        if self._slots.eligibility.full:
             self._wake_by(now + RECHECK_SECS)
         if self._is_speculative and self._phase is Phase.WAITING:
             self._launch_reason = "the caller's turn may go on"
@@ -532,7 +532,7 @@ class Race:
         return _after(since, self._silent_secs(attempt))
 
     def _silent_secs(self, attempt: Attempt) -> float | None:
-        times = SLOW_TIMES if attempt.provider in self._slots.standing.slow else 1.0
+        times = SLOW_TIMES if attempt.provider in self._slots.eligibility.slow else 1.0
         return None if attempt.slot.silent_secs is None else times * attempt.slot.silent_secs
 
     def _rejected_at(self, live: Sequence[Attempt]) -> float | None:

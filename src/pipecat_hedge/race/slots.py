@@ -30,7 +30,7 @@ class SlotQueue:
         self._refunds = len({slot.provider for slot in candidates}) - 1
         self._recovering = recovering
         self.excluded = set[str]()
-        self.standing = HedgeEligibilityChanged({})
+        self.eligibility = HedgeEligibilityChanged({})
 
     def __bool__(self) -> bool:
         """Whether another request may be made now."""
@@ -38,16 +38,16 @@ class SlotQueue:
 
     @property
     def _has_room(self) -> bool:
-        full = self.standing.full
+        full = self.eligibility.full
         return any(slot.provider not in full for slot in self._slots) if full else bool(self._slots)
 
     @property
     def why_ineligible(self) -> str | None:
         """Why no remaining provider takes a hedge; None if one does."""
-        if not self.standing.reasons:
+        if not self.eligibility.reasons:
             return None
         provider = self.next("hedge").provider
-        reason = self.standing.reasons.get(provider)
+        reason = self.eligibility.reasons.get(provider)
         return None if reason is None else f"no hedge: {provider} {reason}"
 
     def next(self, reason: LaunchReason) -> Slot:
@@ -99,17 +99,17 @@ class SlotQueue:
         takes the least reluctant provider; a half-open one comes after healthy ones. A provider
         without room comes last: it may be asked only to repeat a request.
         """
-        standing = self.standing
+        eligibility = self.eligibility
         if reason == "primary" or not (
-            standing.reasons or standing.reluctance or standing.full or self._recovering
+            eligibility.reasons or eligibility.reluctance or eligibility.full or self._recovering
         ):
             return 0
 
         def rank(index: int) -> tuple[bool, int]:
             provider = self._slots[index].provider
             if reason == "hedge":
-                return provider in standing.full, provider in standing.reasons
-            reluctance = max(standing.reluctance.get(provider, 0), provider == self._recovering)
-            return provider in standing.full, reluctance
+                return provider in eligibility.full, provider in eligibility.reasons
+            reluctance = max(eligibility.reluctance.get(provider, 0), provider == self._recovering)
+            return provider in eligibility.full, reluctance
 
         return min(range(len(self._slots)), key=rank)
