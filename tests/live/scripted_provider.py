@@ -21,6 +21,7 @@ from pipecat_hedge.tools.simulator import Simulator
 from tests.support.line import Line
 from tests.support.simulated import close, simulated
 
+FREEZE_SECS = 0.5
 ANSWER = "We are open till nine. The kitchen closes at eight. Do come by."
 End: TypeAlias = Literal["whole", "hangs", "keeps alive", "resets", "breaks", "stalls"]
 FAULTS: dict[End, str] = {
@@ -140,6 +141,7 @@ class Turn:
 
     Parameters:
         wait_secs: The time to the first text; None if none came within the limit.
+        frozen_secs: How long of that the event loop stood still: the machine's time, not the bot's.
         ended_secs: The time to the end of the response; None if it was still open then.
         text: The text.
         errors: The error frames.
@@ -147,6 +149,7 @@ class Turn:
     """
 
     wait_secs: float | None
+    frozen_secs: float
     ended_secs: float | None
     text: str
     errors: int
@@ -154,7 +157,7 @@ class Turn:
 
     def waited(self, most_secs: float) -> bool:
         """Whether an answer came in time."""
-        return self.wait_secs is not None and self.wait_secs <= most_secs
+        return self.wait_secs is not None and self.wait_secs - self.frozen_secs <= most_secs
 
 
 class Call:
@@ -171,6 +174,7 @@ class Call:
         self.line, self.providers = line, providers
         self.turns: list[Turn] = []
         self.wrong: list[str] = []
+        self._freezes: list[tuple[float, float]] = []  # when each began and ended
 
     def expect(self, holds: bool, what: str) -> None:
         """Record what should be so and is not."""
@@ -201,13 +205,28 @@ class Call:
             await line.interrupt()
             await line.until(lambda: len(line.frames(InterruptionFrame)) > interrupted)
         heard_at = line.times(LLMTextFrame)[before:]
+        frozen = (
+            min(ends, heard_at[0]) - max(starts, began)
+            for starts, ends in self._freezes
+            if heard_at
+        )
         return Turn(
             heard_at[0] - began if heard_at else None,
+            sum(secs for secs in frozen if secs > 0),
             ended_secs,
             line.text[texts:],
             len(line.errors) - errors,
             "".join(line.framing[framing:]),
         )
+
+    async def watch(self) -> None:
+        """Note when the event loop stands still for ``FREEZE_SECS``, as on a paused machine."""
+        loop = asyncio.get_running_loop()
+        while True:
+            slept_at = loop.time()
+            await asyncio.sleep(FREEZE_SECS / 10)  # a clock, no wait for something
+            if (now := loop.time()) - slept_at > FREEZE_SECS:
+                self._freezes.append((slept_at, now))
 
     @property
     def waits(self) -> list[float | None]:
@@ -246,7 +265,12 @@ async def calling(
             bot = HedgedLLMService(named, policy=policy, stats=ProviderStats())
         try:
             async with Line(bot) as line:
-                yield Call(line, providers)
+                call = Call(line, providers)
+                watch = asyncio.create_task(call.watch())
+                try:
+                    yield call
+                finally:
+                    watch.cancel()
         finally:
             await close(*services)
 
