@@ -209,6 +209,14 @@ async def test_each_lasting_rejection_is_warned_once() -> None:
     assert "a rejected a request (authentication) and comes last until" in warnings[0]
 
 
+async def test_wrong_key_delays_one_turn() -> None:
+    rejecting = scripted(Wait(0.3), REJECTED)
+    llm = racing(rejecting, scripted(Wait(0.2), Say("Yes.")), policy=HedgePolicy.fallback())
+    line = await asked(llm, turns=40, pause_secs=1.0)
+    assert [report.ttft_secs for report in line.reports] == pytest.approx([0.5] + [0.2] * 39)
+    assert len(rejecting.contexts) == 5
+
+
 async def test_rejecting_provider_is_tried_again_beside_the_next() -> None:
     llm = racing(
         ScriptedLLMService([REJECTED], [Say("Hi.")]),
