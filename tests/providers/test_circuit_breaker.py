@@ -57,7 +57,8 @@ LATER = each("busy", 15, 1.0)[6:]
 ENDS: dict[str, tuple[list[tuple[Any, float, float]], str]] = {
     "five failures": (each("failed", 5), "5 failures in a row"),
     "four failures": (each("failed", 4), ""),
-    "half of twenty": (mixed("failed", "answered", 20, 2, 1.0), "10 of 20 attempts failed within"),
+    "half of twenty": (mixed("answered", "failed", 20, 2, 1.0), "10 of 20 attempts failed within"),
+    "half of twenty, the last answered": (mixed("failed", "answered", 20, 2, 1.0), ""),
     "half of nineteen": (mixed("failed", "answered", 19, 2, 1.0), ""),
     "too few within the window": (mixed("answered", "failed", 40, 2, 2.0), ""),
     "interrupted attempts": (each("dropped", 50), ""),

@@ -259,7 +259,11 @@ class CircuitBreaker:
         failed, of = self._failed_of_seen, len(self._seen)
         if self._in_a_row >= self.settings.failures:
             self._open(now, f"{self._in_a_row} failures in a row")
-        elif of >= self.settings.min_attempts and failed >= self.settings.failed_share * of:
+        elif (
+            has_failed  # an answer never opens it, also if it completes the number of attempts
+            and of >= self.settings.min_attempts
+            and failed >= self.settings.failed_share * of
+        ):
             within = f"within {self.settings.window_secs:g} s"
             self._open(now, f"{failed} of {of} attempts failed {within}")
 
