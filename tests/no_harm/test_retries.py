@@ -18,8 +18,8 @@ from tests.support.simulated import close
 
 pytestmark = pytest.mark.live
 
-FAULTS: list[int | None] = [408, 409, 429, 500, 503, 529, None]
-"""The status of the first two requests; None closes the connection."""
+FAULTS: list[int | None] = [307, 408, 409, 429, 500, 503, 529, None]
+"""The status of the first two requests; 307 leads to a closed port, None closes the connection."""
 CASES = [
     *((HedgePolicy.fallback(), fault) for fault in FAULTS),
     (HedgePolicy.adaptive(), 503),
@@ -31,7 +31,8 @@ def flapping(fault: int | None, failures: int = 2) -> AbstractAsyncContextManage
     """A server that answers after some failures."""
     if fault is None:
         return fake_vllm(drops=failures)
-    return fake_vllm(rejection=(fault, {"message": "no"}), rejections=failures)
+    headers = {"Location": "http://127.0.0.1:1/"} if fault == 307 else {}
+    return fake_vllm(rejection=(fault, {"message": "no"}), rejections=failures, headers=headers)
 
 
 @asynccontextmanager

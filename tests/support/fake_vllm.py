@@ -36,7 +36,7 @@ class FakeVLLM:
         silent_secs: How long an answer takes to begin.
         running: What its metrics say.
         waiting: What its metrics say.
-        headers: Further headers of its answers.
+        headers: Further headers of its answers and rejections.
         resets: Whether it resets the connection after the deltas.
         drops: How many requests for an answer it closes the connection of, without any.
         keep_alive_secs: For how long it keeps an idle connection.
@@ -92,7 +92,8 @@ class FakeVLLM:
         await asyncio.sleep(self.silent_secs)
         if self.rejection is not None and self.rejections > 0:
             self.rejections -= 1
-            return web.json_response({"error": self.rejection[1]}, status=self.rejection[0])
+            status, error = self.rejection
+            return web.json_response({"error": error}, status=status, headers=self.headers)
         if body["model"] not in self.models:
             error = {"message": f"The model `{body['model']}` does not exist.", "code": 404}
             return web.json_response({"error": error}, status=404)

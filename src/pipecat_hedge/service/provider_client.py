@@ -445,7 +445,8 @@ def capture_responses(callback: Callable[[Any], None]) -> Generator[None, None, 
     """Call ``callback`` for every response within the context.
 
     Args:
-        callback: Called with a response as soon as it begins, also with a rejection.
+        callback: Called with a response as soon as it begins, also with a rejection, but not with a
+            redirect.
     """
     token = _response_callback.set(callback)
     try:
@@ -462,7 +463,8 @@ _response_callback: ContextVar[Callable[[Any], None] | None] = ContextVar(
 
 async def _read_response(response: Any) -> None:
     callback = _response_callback.get()
-    if callback is not None:
+    # A redirect is not the provider's answer: if its target fails, nothing has begun.
+    if callback is not None and not getattr(response, "has_redirect_location", False):
         callback(response)
 
 
