@@ -13,6 +13,7 @@ from pipecat.transcriptions.language import Language
 
 from pipecat_hedge import HedgedSTTService, ProviderStats, TranscriptReport
 from pipecat_hedge.voice.transcript_rescue import ALIKE, rest_after
+from tests.support import hearing
 from tests.support.recognition import (
     STOP_SECS,
     Heard,
@@ -120,6 +121,15 @@ async def test_late_transcript_merged_with_the_next_loses_only_what_was_said() -
 
     heard = await Talk(script).hold(100)
     assert lost(heard, range(100)) == []
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_rescue_hears_what_is_missing_before_a_short_pause(is_kept: bool) -> None:
+    """The first one is late with both parts; the budget is spent on the utterance before."""
+    talk = hearing.Talk(lambda _: hearing.HearingSTT(late_secs=3.5, every=1000), is_kept=is_kept)
+    speech = hearing.speech
+    parts = [*speech(range(2, 6), then_secs=0.4), *speech(range(6, 8))]
+    assert await talk.hold(*speech(range(2)), *parts) == hearing.words(range(8))
 
 
 async def test_what_the_primary_has_said_is_not_said_again() -> None:

@@ -380,18 +380,24 @@ class _Host(FrameProcessor):
             return
         self._audio.append(frame)
         self._audio_secs += _secs(frame)
-        most_secs = MOST_SECS if self._is_speaking else self._before_secs
+        is_kept = self._is_speaking or self._is_pending
+        self._trim(MOST_SECS if is_kept else self._before_secs)
+
+    def _trim(self, most_secs: float) -> None:
         while self._audio and self._audio_secs > most_secs:
             self._audio_secs -= _secs(self._audio.popleft())
 
     async def _speech_started(self, frame: VADUserStartedSpeakingFrame) -> None:
+        goes_on = self._is_pending
+        if not goes_on:
+            self._trim(self._before_secs)
         await self._deadline.close()
         await self._say_held()
         await self._give_back()
         self._before_secs = BEFORE_SECS + frame.start_secs
         self._is_speaking = True
         was_rescued = self._transcripts.is_rescued
-        before = self._transcripts.start(_now(), self._before_secs)
+        before = self._transcripts.start(_now(), self._before_secs, goes_on=goes_on)
         if before is not None and not was_rescued and not self._is_turn_based:
             self._learn_secs(before.transcript_secs)
         if self._transcripts.ahead and self._dropped is not None:
@@ -405,6 +411,12 @@ class _Host(FrameProcessor):
         self._transcripts.stop(now, frame.stop_secs, self._deadline_secs())
         if not self._is_muted and not self._is_turn_based:
             self._wait()
+
+    @property
+    def _is_pending(self) -> bool:
+        """Whether the rescue may yet be asked for what the caller has said."""
+        is_waiting = self._waiting is not None and not self._waiting.done()
+        return is_waiting and self._transcripts.is_missing and not self._transcripts.is_asked
 
     @property
     def _is_turn_based(self) -> bool:

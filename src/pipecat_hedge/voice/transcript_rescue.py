@@ -24,6 +24,9 @@ from pipecat_hedge.voice.utterance import Utterance
 ALIKE = 0.75
 """From this ratio on (``difflib``), two transcripts are of the same words. A new utterance that is
 taken for the one before is rescued in its turn; one that is not would be said twice."""
+OF_ONE = 0.5
+"""As ``ALIKE``, for two transcripts of one utterance. Below it, the first one's is of the utterance
+before, and came late: unrelated sentences reach some 0.4."""
 STUCK_SECS = 3.0
 """Speech without a message, from which on a recogniser is stuck. With a learned second instead, the
 one utterance in which it gets stuck is waited for 0.25 instead of 0.72 s, if it lasts 1 to 3 s
@@ -92,12 +95,13 @@ class TranscriptRescue:
 
     # ---- the caller
 
-    def start(self, now: float, before_secs: float) -> Utterance | None:
+    def start(self, now: float, before_secs: float, *, goes_on: bool = False) -> Utterance | None:
         """The VAD has noticed that the caller speaks.
 
         Args:
             now: The time.
             before_secs: How long the caller may have been speaking, in seconds.
+            goes_on: Whether the rescue would get the utterance before together with this one.
 
         Returns:
             The utterance before.
@@ -105,7 +109,8 @@ class TranscriptRescue:
         before, self.utterance = self.utterance, Utterance()
         self._owed = deque((owed for owed in self._owed if not owed.has_come), OWED)
         self.ahead = self._ahead if self.heard_at >= now - before_secs else ""
-        self.said, self.is_asked, self._doubtful, self._ahead = self.ahead, False, "", ""
+        self.said = f"{self.said if goes_on else ''} {self.ahead}".strip()
+        self.is_asked, self._doubtful, self._ahead = False, "", ""
         self._known = self._again = ""
         self.began_at, self.dropped = now, 0
         return before
@@ -241,7 +246,7 @@ class TranscriptRescue:
             if is_now and self._doubtful:  # if it was of this utterance, no other one will come
                 asked.owed.has_come = rest_after(text, self._doubtful, alike=ALIKE) is not None
             if asked.said:
-                rest = rest_after(asked.said, text, alike=0.0 if is_now else ALIKE)
+                rest = rest_after(asked.said, text, alike=OF_ONE if is_now else ALIKE)
                 if f" {_bare(text)} " in f" {_bare(asked.said)} ":
                     rest = ""
         asked.owed.text = f"{asked.owed.text} {text}".strip()
