@@ -66,6 +66,12 @@ CASES = {
     ),
     "nothing was said": ("", "Good evening.", "Good evening."),
     "only a dash was said": ("— ", "Good evening.", "Good evening."),
+    "what was said ends in a space": ("The ", " kitchen closes.", "kitchen closes."),
+    "repeats a clause with its comma": (
+        "Till nine. Do come by,",
+        "Till nine. Do come by, we have room.",
+        " we have room.",
+    ),
     "starts with a comma": ("Well", ", we are open.", ", we are open."),
 }
 

@@ -251,6 +251,14 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
         (4.5, AttemptFailed(0, NOT_CONNECTED), StreamBroken(0)),
         (5.0, UsableToken(1), Continue(1)),
     ),
+    "after a pause that was waited for it may still break off": (
+        IMPATIENT,
+        (1.0, UsableToken(0), Commit(0, "first_token")),
+        (4.0, TimerFired(), STALL),
+        (4.5, UsableToken(0), Cancel(1, "superseded")),
+        (5.0, AttemptFailed(0, NOT_CONNECTED), StreamBroken(0), Launch(2, "b", "failure")),
+        (5.5, UsableToken(2), Continue(2)),
+    ),
     "when the other fails it is waited for as long as another would be": (
         IMPATIENT,
         (1.0, UsableToken(0), Commit(0, "first_token")),

@@ -177,7 +177,7 @@ class HedgePolicy:
             before their first token, or are silent, do not count, so that each provider can be
             asked: a turn makes at most its providers + ``max_attempts`` - 1 requests, and what the
             SDKs would retry. A recovery request is one more. When an answer breaks off or is
-            silent, providers that had lost may be asked again, once each.
+            silent, further providers may be asked, and then those that had lost again.
         commit: What makes an attempt win: ``first_sentence``, a speakable unit; ``first_token``,
             anything usable; ``auto``, the choice that suits the text-to-speech downstream.
         losers: ``cancel`` closes a loser's request at once, except for ``probes``. ``drain`` lets

@@ -44,7 +44,8 @@ class Continuation:
         self._ended_chars = 0
         self._at_start = True
         self._is_done = not self._alive
-        self._skipped_chars = ""
+        self._space = " " if said.endswith(" ") else ""
+        self._skipped_chars = self._space
 
     def feed(self, text: str) -> str:
         """Add a piece of the second answer and return what may be released now; may be empty."""
@@ -96,8 +97,9 @@ class Continuation:
         rest = self._held[agreed:] + rest
         self._held = ""
         if agreed and agreed == self._ended_chars:
-            if self._said.rstrip()[-1:] in _ENDERS:  # its full stop was released before
-                self._skipped_chars = _ENDERS
+            last = self._said.rstrip()[-1]
+            if not _is_letter(last):  # its full stop or comma was released before
+                self._skipped_chars = self._space + (_ENDERS if last in _ENDERS else last)
             else:
                 self._needs_gap = False
         elif agreed:

@@ -388,6 +388,8 @@ class Race:
         if self._is_over():
             return
         self._launch_due(now)
+        while self._repeat_failed(now):
+            self._launch_due(now)
         if self._is_over():
             return
         live = self._live()
@@ -470,7 +472,6 @@ class Race:
 
     def _launch_due(self, now: float) -> None:
         """Launch what is due, and set the time of the next launch."""
-        self._repeat_failed(now)
         if self._slots.eligibility.full:
             self._wake_by(now + RECHECK_SECS)
         if self._is_speculative and self._phase is Phase.WAITING:
@@ -565,10 +566,11 @@ class Race:
         late = (max(a.last_usable_at, self._counts_from) + a.slot.late_secs for a in self._live())
         return max([min(due), *late])
 
-    def _repeat_failed(self, now: float) -> None:
-        at = self._repeat_at()
+    def _repeat_failed(self, now: float) -> bool:
+        """Repeat the failed requests that are due; returns whether there are any."""
+        at = None if self._is_over() else self._repeat_at()
         if at is None or at > now:
-            return
+            return False
         slots: list[Slot] = []
         for attempt in self._attempts:
             due_at = _repeats_at(attempt, self._backoff)
@@ -577,6 +579,7 @@ class Race:
                 slots.append(replace(attempt.slot, tries=attempt.slot.tries + 1))
         self._slots.reopen(slots)
         self._launch("failure", now)
+        return True
 
     def _stall(self, attempt: Attempt, now: float) -> None:
         if self._phase is Phase.COMMITTED:
@@ -621,12 +624,16 @@ class Race:
             self._commands.append(StreamBroken(self._winner.number))
 
     def _lost(self) -> list[Attempt]:
-        """The attempts that only lost, or paused, and may be asked to continue the answer."""
+        """The attempts that only lost, or paused, and may be asked to continue the answer.
+
+        Beside an open answer once each, however often it pauses.
+        """
+        is_open = self._winner is not None and self._winner.outcome is None
         return [
             attempt
             for attempt in self._attempts
             if (attempt.outcome == "superseded" or attempt.error is STALLED)
-            and attempt.reason != "stall"  # once each, however often the answer pauses
+            and not (is_open and attempt.reason == "stall")
             and not attempt.is_repeated
             and attempt.provider not in self._slots.excluded
         ]
