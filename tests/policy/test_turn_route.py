@@ -59,16 +59,21 @@ def test_call_only_moves_up() -> None:
     assert ROUTER(turn("Yes, please.", routed_to=("small",))).first == ("small",)
 
 
-def test_longest_turn_is_scored_in_a_fifth_of_a_millisecond() -> None:
-    """The best of many, so that a busy machine changes nothing."""
-    long = turn("why does it cost 5 if I then go and what " * 1_000)
+QUESTION = "why does it cost 5 if I then go and what "
 
-    def took() -> float:
+
+def test_time_to_score_a_turn_is_bounded() -> None:
+    """A turn of 40,000 characters takes no longer than one of 20,000: the best of many, in turn."""
+    longer = turn(QUESTION * 1_000)
+    long = turn(QUESTION * 500)
+
+    def took(each: RoutedTurn) -> float:
         began = time.perf_counter()
-        ROUTER(long)
+        ROUTER(each)
         return time.perf_counter() - began
 
-    assert min(took() for _ in range(50)) < 2e-4
+    secs = [(took(long), took(longer)) for _ in range(50)]
+    assert min(most for _, most in secs) < 1.5 * min(least for least, _ in secs)
 
 
 def test_function_names_the_first_provider() -> None:
