@@ -624,7 +624,7 @@ class Race:
             self._commands.append(StreamBroken(self._winner.number))
 
     def _lost(self) -> list[Attempt]:
-        """The attempts that only lost, or paused, and may be asked to continue the answer.
+        """The attempts that only lost, and may be asked to continue the answer.
 
         Beside an open answer once each, however often it pauses.
         """
@@ -632,7 +632,7 @@ class Race:
         return [
             attempt
             for attempt in self._attempts
-            if (attempt.outcome == "superseded" or attempt.error is STALLED)
+            if attempt.outcome == "superseded"
             and not (is_open and attempt.reason == "stall")
             and not attempt.is_repeated
             and attempt.provider not in self._slots.excluded

@@ -24,7 +24,7 @@ from pipecat_hedge.providers.slow_period import late_secs
 from pipecat_hedge.providers.standing import Standing
 from pipecat_hedge.providers.survival import SurvivalCurve
 from pipecat_hedge.providers.verdict import Verdict, classify
-from pipecat_hedge.race.attempt import STALLED, UNSURE_LAG_SECS, Attempt
+from pipecat_hedge.race.attempt import UNSURE_LAG_SECS, Attempt
 from pipecat_hedge.race.driver import ALL_ELIGIBLE, AttemptSink, RaceDriver, RaceHost
 from pipecat_hedge.race.errors import AllProvidersFailed, AttemptError
 from pipecat_hedge.race.events import (
@@ -578,9 +578,8 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         """Which providers may take no hedge now, and which to avoid for replacements."""
         is_first = all(attempt.adapter is None for attempt in self.attempts)
         first = next(iter(self._idle), None) if is_first else None
-        again = {a.provider for a in self.attempts if a.outcome == "superseded"}
-        again |= {a.provider for a in self.attempts if a.error is STALLED}
-        names = [name for name, idle in self._idle.items() if idle or name in again]
+        lost = {a.provider for a in self.attempts if a.outcome == "superseded"}
+        names = [name for name, idle in self._idle.items() if idle or name in lost]
         now = self._loop.time()
         standings = self._standings(names, now)
         others = {name: s for name, s in standings.items() if name != self._recovering}
