@@ -1,7 +1,7 @@
 #!/bin/sh
-# Runs the tests that `make test` excludes. Those over sockets mostly wait, so four of them run at a time, and
-# the long simulations, whose time is virtual, use what processor time they leave.
-# The no-harm tests compare callers in one process, so two of them run at a time, at the end.
+# Runs the tests that `make test` excludes: those over sockets, which mostly wait, four at a time; then the long
+# simulations, whose time is virtual; then the no-harm tests, which compare callers in one process, one by one.
+# Nothing runs beside those with real clocks: on a slow machine their event loops would be late.
 # Takes the interpreter and pytest's arguments; with arguments, everything runs sequentially.
 # Failed tests are listed again at the end.
 set -u
@@ -30,19 +30,13 @@ run() { # NAME, pytest's arguments
     [ ! -e "$log.failed" ] || failed=1
 }
 
-# The lowest priority: the clocks of the others are real.
-nice -n 19 "$python" -m pytest --color "$color" -n 2 --timeout 600 -m "slow and not live and not realtime" \
-    $(marked slow) >"$logs/slow" 2>&1 &
-slow=$!
-trap 'kill "$slow" 2>/dev/null; exit 130' INT TERM
 run live -n 4 --dist worksteal -m "live or realtime" $(marked 'live|realtime')
-wait "$slow" || failed=1
-cat "$logs/slow"
-run harm -n 2 --maxschedchunk 1 "$alone"
+run slow -n 2 --timeout 600 -m "slow and not live and not realtime" $(marked slow)
+run harm "$alone"
 if [ "$failed" = 1 ]; then
     printf '\nFailed:\n'
     colors=$(printf '\033')'\[[0-9;]*m'
-    sed "s/$colors//g" "$logs/slow" "$logs/live" "$logs/harm" | grep -E '^(FAILED|ERROR) ' ||
-        tail -n 5 "$logs/slow" "$logs/live" "$logs/harm"
+    sed "s/$colors//g" "$logs/live" "$logs/slow" "$logs/harm" | grep -E '^(FAILED|ERROR) ' ||
+        tail -n 5 "$logs/live" "$logs/slow" "$logs/harm"
 fi
 exit "$failed"
