@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the tests that `make test` excludes: those over sockets, which mostly wait, four at a time; then the long
+# Runs the tests that `make test` excludes: those over sockets, two at a time; then the long
 # simulations, whose time is virtual; then the no-harm tests, which compare callers in one process, one by one.
 # Nothing runs beside those with real clocks: on a slow machine their event loops would be late.
 # Takes the interpreter and pytest's arguments; with arguments, everything runs sequentially.
@@ -30,7 +30,7 @@ run() { # NAME, pytest's arguments
     [ ! -e "$log.failed" ] || failed=1
 }
 
-run live -n 4 --dist worksteal -m "live or realtime" $(marked 'live|realtime')
+run live -n 2 --dist worksteal -m "live or realtime" $(marked 'live|realtime')
 run slow -n 2 --timeout 600 -m "slow and not live and not realtime" $(marked slow)
 run harm "$alone"
 if [ "$failed" = 1 ]; then
