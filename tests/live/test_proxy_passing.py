@@ -377,6 +377,27 @@ async def test_an_answer_that_pauses_passes_when_no_other_upstream_continues_it(
         assert len(upstream.asked) == 3
 
 
+async def test_a_call_that_pauses_passes_though_another_upstream_answers() -> None:
+    """A call that has begun cannot be continued."""
+    parts = gpt_stream(ROLE, chunk(content="I book it."), *TOOL, chunk("tool_calls"))
+    at = 3  # in the middle of its arguments
+
+    async def pauses_or_answers(request: web.Request) -> web.StreamResponse:
+        if len(upstream.asked) > 1:
+            return await answering(SENTENCES["openai"][0])(request)
+        out = await replying(*parts[:at])(request)
+        await asyncio.sleep(1.0)  # an upstream's pause
+        await out.write(b"".join(parts[at:]))
+        return out
+
+    model = {"continue": True, "policy": "race(2, stall_secs=0.6)"}
+    async with (
+        scripted(pauses_or_answers) as upstream,
+        proxied(upstream.url, upstream.url, model=model) as url,
+    ):
+        assert (await fetch(url, Answer("openai", parts)))[:2] == (200, b"".join(parts))
+
+
 CUT_CALLS = {
     "gpt cut arguments": gpt_stream(ROLE, TOOL[0], mark=False),
     "gpt a whole call and a cut one": gpt_stream(

@@ -575,6 +575,16 @@ async def test_drained_loser_is_recorded(tmp_path: Path) -> None:
     assert json.loads(log.read_text()) == dataclasses.asdict(answer)
 
 
+async def test_rest_of_another_answer_is_no_drained_answer() -> None:
+    """The rescue of an answer that goes on."""
+    policy = HedgePolicy.fallback(losers="drain")
+    line, answers = await drained(
+        racing(scripted(*PAUSING), scripted(*OTHERS["slow"]), policy=policy)
+    )
+    assert [a.outcome for a in line.reports[0].attempts] == ["won", "superseded"]
+    assert answers == []
+
+
 async def test_next_turn_ends_a_drained_loser() -> None:
     slow = ScriptedLLMService([Wait(0.5), Say("Good"), Wait(NEVER)], [Say("Me first.")])
     fast = ScriptedLLMService([Wait(0.1), Say("Hi.")], [Wait(1), Say("Unheard.")])

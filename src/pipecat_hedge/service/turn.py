@@ -274,13 +274,14 @@ class Turn:
         """See ``TurnHost``."""
         self._sink.attempt_sent()
         stats = attempt.stats
+        addition = await self._continuation()
         try:
             with self.trace.request(launch, instance.service, instance.model):
                 await instance.answer(
                     self._context,
                     sink,
                     stats,
-                    addition=await self._continuation(),
+                    addition=addition,
                     language=self._options.output.language,
                     may_wait=self._options.may_wait,
                 )
@@ -288,7 +289,7 @@ class Turn:
                 # Asked to continue an answer that broke off at a sentence's end: it was complete.
                 await sink.piece(LLMTextFrame(""), usable=True)
         finally:
-            if stats.keeps_text and attempt.outcome == "superseded":
+            if stats.keeps_text and attempt.outcome == "superseded" and not addition:
                 await self._report_drained(attempt)
 
     async def _report_drained(self, attempt: ProviderAttempt) -> None:

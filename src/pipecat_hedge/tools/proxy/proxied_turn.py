@@ -217,7 +217,8 @@ class ProxiedTurn:
                 self._error = error.body if isinstance(error.body, dict) else None
             raise
         finally:
-            if stats.keeps_text and attempt.outcome == "superseded":
+            is_whole = answer.rest is None  # not only the rest of another answer
+            if stats.keeps_text and attempt.outcome == "superseded" and is_whole:
                 now = self._loop.time()
                 self._drained(report_drained(self._record, attempt, now))
 
@@ -319,6 +320,8 @@ class ProxiedTurn:
             answer.is_usable = True
         if self._continues:
             answer.texts.append(found.text)
+            if not _may_be_continued(answer):
+                attempt.stall_secs = None
 
     async def _raise_error(
         self,
@@ -433,7 +436,7 @@ class ProxiedTurn:
         """See ``TurnHost``."""
         if isinstance(command, StreamBroken):
             released = [self._answers[a.number] for a in self._record.released]
-            if not self._text() or any(each.has_tool or not each.is_known for each in released):
+            if not self._text() or not all(map(_may_be_continued, released)):
                 raise _Cut
             return
         attempt = self._race.attempts[command.attempt]
@@ -509,3 +512,8 @@ class ProxiedTurn:
         """An event of the first released answer with text."""
         reader = self._answers[self._record.released[0].number].reader
         return {} if reader is None else reader.like
+
+
+def _may_be_continued(answer: _Answer) -> bool:
+    """Whether another attempt can continue an answer, if it has text."""
+    return answer.is_known and not answer.has_tool
