@@ -720,6 +720,14 @@ async def test_settings_update_reaches_one_member() -> None:
     assert settings_of(llms, "model") == ["scripted", "new"]
 
 
+async def test_model_of_a_single_provider_is_updated_as_without_hedging() -> None:
+    alone = scripted(Say("Hi."))
+    async with Line(racing(alone)) as line:
+        await line.send(LLMUpdateSettingsFrame(delta=LLMSettings(model="new")))
+        await line.ask()
+    assert settings_of([alone], "model") == ["new"]
+
+
 async def test_each_member_gets_its_own_context() -> None:
     llms = [scripted(Wait(0.1), Say("Hi.")), scripted(Wait(0.1), Say("Hi."))]
     context = said()

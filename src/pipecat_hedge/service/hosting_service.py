@@ -45,7 +45,7 @@ class HostingLLMService(LLMService):
     async def _update_settings(self, delta: ServiceSettings) -> dict[str, Any]:
         """Apply a settings delta here and to every member; see ``LLMService``."""
         assert isinstance(delta, LLMSettings)
-        if is_given(delta.model):
+        if is_given(delta.model) and len(self._pool.members) > 1:
             logger.warning(
                 f"{self}: a settings update for all providers cannot set model, ignored. Send "
                 "it to one member: LLMUpdateSettingsFrame(service=member, delta=...)"
