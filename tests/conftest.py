@@ -11,6 +11,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import certifi
@@ -31,8 +32,8 @@ settings.register_profile("explore", max_examples=2000, deadline=None, print_blo
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 
 
-MOST_SECS = 90.0
-"""More than the timeout of a test on virtual time."""
+MOST_TIMES = 1.5
+"""How many times its timeout a test on virtual time lasts at most."""
 AGAIN_SECS = 10.0
 """Between two alarms of a test that has timed out and goes on."""
 _TIMEOUT = pytest.StashKey[Any]()
@@ -41,13 +42,13 @@ _TIMEOUT = pytest.StashKey[Any]()
 class BoundedLoop(AutojumpLoop):
     """Ends a test that has timed out and whose tasks go on, in virtual time without end."""
 
-    def __init__(self) -> None:
-        self._until = time.monotonic() + MOST_SECS
+    def __init__(self, most_secs: float) -> None:
+        self._until, self._most_secs = time.monotonic() + most_secs, most_secs
         super().__init__()
 
     def time(self) -> float:
         if time.monotonic() > self._until:
-            raise TimeoutError(f"the test's tasks have not ended after {MOST_SECS:g} s")
+            raise TimeoutError(f"the test's tasks have not ended after {self._most_secs:g} s")
         return super().time()
 
 
@@ -56,7 +57,8 @@ def pytest_asyncio_loop_factories(
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Tests marked ``virtual_time`` run on a loop that skips idle time."""
     if item.get_closest_marker("virtual_time"):
-        return {"virtual": BoundedLoop}
+        timeout_secs = float(config.getoption("timeout") or config.getini("timeout"))
+        return {"virtual": partial(BoundedLoop, MOST_TIMES * timeout_secs)}
     return {"real": asyncio.SelectorEventLoop}
 
 
