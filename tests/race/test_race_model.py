@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pipecat_hedge.policy import HedgePolicy
+from pipecat_hedge.race.attempt import STALLED
 from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.race.events import (
     AttemptFailed,
@@ -257,7 +258,7 @@ class RaceModel(RuleBasedStateMachine):
     def requests_are_bounded(self) -> None:
         providers = len({slot.provider for slot in self.candidates})
         most = min(providers + self.policy.max_attempts - 1, len(self.candidates))
-        lost = [attempt for attempt in self.race.attempts if attempt.outcome == "superseded"]
+        lost = [a for a in self.race.attempts if a.outcome == "superseded" or a.error is STALLED]
         again = sum(slot.retries for slot in self.candidates)
         if lost:  # each slot, before those are asked again
             most = len(self.candidates)

@@ -316,6 +316,15 @@ async def test_broken_continuation_is_continued() -> None:
     assert line.text == "We are open till nine. We have a terrace. Do come by."
 
 
+async def test_answer_that_pauses_is_whole_though_its_rescue_breaks_off() -> None:
+    """By a second request, if the first one was closed for its silence."""
+    first = ScriptedLLMService(PAUSING, [Wait(0.2), *GOING_ON])
+    second = scripted(Wait(0.2), *GOING_ON[:8], Error())
+    line = await asked(racing(first, second, policy=HedgePolicy.fallback()))
+    assert (line.text, line.errors) == (QUESTION, [])
+    assert [a.provider for a in line.reports[0].attempts] == ["a", "b", "a"]
+
+
 @pytest.mark.parametrize("losers", ["cancel", "drain"])
 async def test_provider_that_has_lost_continues_the_answer(losers: Any) -> None:
     """Also where its request runs on, on its only instance: that request is closed first."""

@@ -8,9 +8,9 @@ when the turn ends. Attempts that failed before their first token, or that were 
 against ``max_attempts``: a turn makes at most its providers + ``max_attempts`` - 1 requests, plus
 retries. A failed attempt is replaced at once. If the answer breaks off or is silent, providers that
 were not asked yet may continue it, and then those that have lost; a silent answer stays open beside
-them, and the first to go on wins. When no other request is left, those with a transient error are
-repeated after the SDKs' own pauses, as often as the SDKs would (``Slot.retries``), also beside an
-attempt that is late.
+them, and the first to go on wins. If that one breaks off, too, the silent one may be asked again.
+When no other request is left, those with a transient error are repeated after the SDKs' own pauses,
+as often as the SDKs would (``Slot.retries``), also beside an attempt that is late.
 ``docs/design/one-turn.md`` walks through a turn.
 """
 
@@ -624,15 +624,15 @@ class Race:
             self._commands.append(StreamBroken(self._winner.number))
 
     def _lost(self) -> list[Attempt]:
-        """The attempts that only lost, and may be asked to continue the answer.
+        """The attempts that lost or were silent, and may be asked to continue the answer.
 
-        Beside an open answer once each, however often it pauses.
+        Once each. Beside an open answer only those that lost, however often it pauses.
         """
         is_open = self._winner is not None and self._winner.outcome is None
         return [
             attempt
             for attempt in self._attempts
-            if attempt.outcome == "superseded"
+            if (attempt.outcome == "superseded" or (attempt.error is STALLED and not is_open))
             and not (is_open and attempt.reason == "stall")
             and not attempt.is_repeated
             and attempt.provider not in self._slots.excluded
