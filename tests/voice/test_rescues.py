@@ -68,6 +68,29 @@ async def test_answer_of_the_rescue_that_comes_after_the_late_transcript_is_not_
     assert said == words(range(8))
 
 
+async def test_late_transcript_of_what_the_rescue_has_added_is_not_said() -> None:
+    """The first one has said five words of six; the sixth comes with the next utterance."""
+    talk = Talk(lambda _: HearingSTT(finals=5, late_secs=2.9), HearingRescue(), is_kept=True)
+    said = await talk.hold(*speech(range(6), then_secs=1.6), *speech(range(6, 12)))
+    assert said == words(range(12))
+    assert talk.rescue.heard[0] == " ".join(words(range(6)))
+
+
+async def test_slow_answer_is_of_the_utterance_it_was_asked_for() -> None:
+    """It comes when the next utterance's is asked for, too."""
+    talk = Talk(lambda _: HearingSTT(late_secs=1.0), HearingRescue(secs=2.5), is_kept=True)
+    said = await talk.hold(*speech(range(3), then_secs=1.4), *speech(range(3, 5)), 3.0)
+    assert said == words(range(5))
+    assert len(talk.rescue.heard) == 2
+
+
+async def test_second_transcript_of_the_rescue_adds_only_what_was_not_said() -> None:
+    rescue = HearingSTT(finals=4, late_secs=2.0)
+    talk = Talk(lambda _: HearingSTT(finals=5), rescue, is_kept=True)
+    said = await talk.hold(*speech(range(10)))
+    assert said == rescue.heard == words(range(10))
+
+
 @pytest.mark.parametrize("seed", range(20))
 async def test_each_word_is_said_once(seed: int) -> None:
     """Recognisers get stuck at any word, and each fresh one, too."""

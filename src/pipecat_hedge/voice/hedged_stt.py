@@ -466,7 +466,7 @@ class _Host(FrameProcessor):
                 return False
         if not self._requests.begin(_now()):
             return False
-        transcripts.ask()
+        transcripts.ask(_now())
         await self._rescue.feed(VADUserStartedSpeakingFrame())
         for frame in self._spoken:
             await self._rescue.feed(frame)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from pipecat_hedge.race.continuation import is_wide
+from pipecat_hedge.voice.rescue_requests import MOST_SECS
 from pipecat_hedge.voice.utterance import Utterance
 
 ALIKE = 0.75
@@ -44,7 +45,7 @@ class Owed:
     """A rescued utterance, whose transcripts the primary may still send.
 
     Parameters:
-        text: What the rescue has said of it.
+        text: What the rescue has added to what the primary had said.
         ended_at: The end of speech.
         has_come: Whether the primary has sent one.
     """
@@ -56,17 +57,35 @@ class Owed:
 
 @dataclass(slots=True)
 class Asked:
-    """What the rescue was asked for.
+    """A request to the rescue.
 
     Parameters:
-        said: What the primary has said of the utterance, and since.
+        said: What the primary had said of the utterance, and each transcript since; of each, only
+            what no answer has had yet.
         ended_at: The end of speech.
+        asked_at: When it was sent.
         owed: What the rescue has said of it; None as long as it has said nothing.
     """
 
-    said: str
+    said: list[str]
     ended_at: float
+    asked_at: float
     owed: Owed | None = None
+
+    def rest_of(self, text: str, *, is_now: bool) -> str | None:
+        """What an answer adds to what the primary has said; None if it has none of that."""
+        rest = None
+        for place, said in enumerate(self.said):
+            after = rest_after(said, text, alike=OF_ONE if is_now and not place else ALIKE)
+            if after is None and f" {_bare(text)} " in f" {_bare(said)} ":
+                after, self.said[place] = "", _bare(said).partition(_bare(text))[2]
+            elif after is not None:
+                self.said[place] = "" if after else rest_after(text, said, alike=0.0) or ""
+            if after is not None:
+                rest = text = after
+            if rest == "":
+                break
+        return rest
 
 
 class TranscriptRescue:
@@ -90,7 +109,7 @@ class TranscriptRescue:
         self.heard_at = self.began_at = float("-inf")
         self.dropped = 0
         self._deadline_secs = self._longest_secs = 0.0
-        self._asked: Asked | None = None
+        self._asked: deque[Asked] = deque(maxlen=OWED)
         self._owed: deque[Owed] = deque(maxlen=OWED)
 
     # ---- the caller
@@ -179,11 +198,11 @@ class TranscriptRescue:
             return self.heard_at + self._deadline_secs
         return due_at
 
-    def ask(self) -> None:
+    def ask(self, now: float) -> None:
         """The rescue is asked for the utterance."""
         if self.utterance is not None and self.utterance.ended_at is not None:
             self.is_asked = True
-            self._asked = Asked(self.said, self.utterance.ended_at)
+            self._asked.append(Asked([self.said], self.utterance.ended_at, now))
 
     # ---- transcripts
 
@@ -211,7 +230,7 @@ class TranscriptRescue:
                 self.utterance.take_final(heard, now)
                 return "", None
             self._known = ""
-        owed = self._asked.owed if self._asked and self.is_rescued else None
+        owed = self._asked[-1].owed if self.is_rescued else None
         if owed is not None:
             self._ahead = rest_after(owed.text, text, alike=ALIKE) or ""
             text = ""
@@ -224,8 +243,8 @@ class TranscriptRescue:
         elif self.utterance is not None:
             self.utterance.take_final(text, now)
             self.said = f"{self.said} {text}".strip()
-            if self._asked is not None:
-                self._asked.said = f"{self._asked.said} {text}".strip()
+            for asked in self._asked:
+                asked.said.append(text)
         is_first = owed is not None and not owed.has_come
         if owed is not None:
             owed.has_come = True
@@ -233,31 +252,44 @@ class TranscriptRescue:
 
     def take_rescue(self, text: str, now: float) -> str:
         """Take a transcript of the rescue; returns what is said of it."""
-        asked, utterance = self._asked, self.utterance
-        if asked is None or utterance is None:
+        utterance = self.utterance
+        if not self._asked or utterance is None:
             return ""
+        while len(self._asked) > 1 and now - self._asked[0].asked_at > MOST_SECS:
+            self._asked.popleft()
+        asked, rest = self._answered(text)
         is_now = utterance.ended_at == asked.ended_at
-        rest: str | None = None
         if asked.owed is None:
+            while self._asked[0] is not asked:  # answers come in the order of requests
+                self._asked.popleft()
             if is_now and not self.is_missing:
+                self._asked.popleft()
                 return ""
             asked.owed = Owed("", asked.ended_at)
             self._owed.append(asked.owed)
             if is_now and self._doubtful:  # if it was of this utterance, no other one will come
                 asked.owed.has_come = rest_after(text, self._doubtful, alike=ALIKE) is not None
-            if asked.said:
-                rest = rest_after(asked.said, text, alike=OF_ONE if is_now else ALIKE)
-                if f" {_bare(text)} " in f" {_bare(asked.said)} ":
-                    rest = ""
-        asked.owed.text = f"{asked.owed.text} {text}".strip()
+        asked.owed.text = f"{asked.owed.text} {rest}".strip()
         if is_now:
             utterance.take_final(text, now)
-        return text if rest is None else rest
+        return rest
+
+    def _answered(self, text: str) -> tuple[Asked, str]:
+        """The request that an answer is for, and what is said of it."""
+        waiting = [asked for asked in self._asked if asked.owed is None]
+        ended_at = self.utterance.ended_at if self.utterance is not None else None
+        for asked in (*waiting, *self._asked):
+            rest = asked.rest_of(text, is_now=asked.ended_at == ended_at)
+            if rest is not None:
+                return asked, rest
+        return waiting[0] if waiting else self._asked[-1], text
 
     def give_back(self, now: float) -> str:
-        """What was dropped as another utterance's, if the rescue has not answered for this one."""
+        """What was dropped as another utterance's, if nothing else has come of this one."""
         text, self._doubtful = self._doubtful, ""
-        if not text or not self.is_missing or self.utterance is None:
+        if not text or self.utterance is None or self.utterance.stopped_at is None:
+            return ""
+        if self.utterance.last_at is not None:  # what was dropped was not of this one
             return ""
         self.utterance.take_final(text, now)
         return text
@@ -271,10 +303,9 @@ class TranscriptRescue:
     @property
     def is_rescued(self) -> bool:
         """Whether the rescue has answered for the utterance."""
-        asked, utterance = self._asked, self.utterance
-        if asked is None or asked.owed is None or utterance is None:
+        if not self._asked or self._asked[-1].owed is None or self.utterance is None:
             return False
-        return utterance.ended_at == asked.ended_at
+        return self.utterance.ended_at == self._asked[-1].ended_at
 
     def _without_owed(self, text: str) -> tuple[str, Owed | None]:
         has_stopped = self.utterance is not None and self.utterance.stopped_at is not None
