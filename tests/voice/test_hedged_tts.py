@@ -1097,3 +1097,53 @@ async def test_a_call_ends_while_a_spare_voice_is_still_connecting() -> None:
         await call.play(ask, 2.0)
         ends_at = asyncio.get_running_loop().time()
     assert asyncio.get_running_loop().time() < ends_at + 5.0
+
+
+class StallingVoice(ScriptedVoice):
+    """Yields its audio while it is asked, and stops in some requests after two words.
+
+    Attributes:
+        stalls: How long, in seconds, by the request's number.
+        first_secs: To the first sound, by the request's number; else 0.1.
+    """
+
+    def __init__(
+        self, stalls: dict[int, float] | None = None, first_secs: dict[int, float] | None = None
+    ):
+        super().__init__(times_words=False)
+        self.stalls, self.first_secs = stalls or {}, first_secs or {}
+
+    async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
+        number = len(self.asked)
+        self.asked.append((asyncio.get_running_loop().time(), text))
+        await asyncio.sleep(self.first_secs.get(number, 0.1))
+        for at, word in enumerate(text.split()):
+            await asyncio.sleep(self.stalls.get(number, 0.0) if at == 2 else 0.02)
+            sound = self._sound(word).tobytes()
+            yield TTSAudioRawFrame(sound, self.sample_rate, 1, context_id=context_id)
+
+
+@pytest.mark.parametrize(
+    ("voices", "longest_secs"),
+    [
+        ([StallingVoice({0: 60.0})], 3.0),  # after which a fresh request is worth the stalled one
+        ([StallingVoice({0: 2.0})], 2.0),
+        ([StallingVoice({0: 4.0}, {0: 5.0, 1: 5.0})], 4.5),  # bare 4.3
+        ([StallingVoice({0: 60.0}, {0: 1.2}), StallingVoice(first_secs={0: 2.0})], 0.1),
+        ([StallingVoice({0: 60.0}), StallingVoice(first_secs={0: 60.0})], 3.2),
+    ],
+    ids=["alone", "alone, short", "alone, slow", "other one was overtaken", "other one is silent"],
+)
+async def test_a_voice_over_http_that_stalls_in_a_sentence_loses_no_word(
+    voices: list[StallingVoice], longest_secs: float
+) -> None:
+    hosted = [Voice(f"voice-{n}", each, same_voice=True) for n, each in enumerate(voices)]
+    tts = HedgedTTSService(hosted, stats=ProviderStats(), sample_rate=RATE)
+    spoken = Spoken(tts)
+    async with spoken.call as call:
+        call.context.add_message({"role": "user", "content": "Are you open?"})
+        await call.play(ask, 60)
+        assert spoken.ear.text() == bare(ANSWER)
+        assert call.remembered == [ANSWER]
+        assert max([0.0, *spoken.ear.gaps()]) < longest_secs
+        assert left_in(tts) == []

@@ -444,14 +444,9 @@ class HedgedTTSService(TTSService):
             return self._in_silence(sentence, next_waits=next_waits)
         if (rest := sentence.rest) is not None:
             is_ready = rest.is_over or rest.audible_at is not None or winner.has_more
-            return (dry_at if is_ready else rest.asked_at + SILENCE_SECS), "switch"
+            return (dry_at if is_ready else self._patient_until(sentence, rest)), "switch"
         if not winner.is_said:
-            another = self._requests.another_voice(sentence)
-            if another is None:
-                return dry_at + (0.0 if winner.is_over else SILENCE_SECS), "leave out"
-            lead_secs = self._requests.lead_secs(another)
-            stalls_at = max(dry_at - lead_secs, winner.heard_at + LULL_SECS)
-            return (now if winner.is_over else stalls_at), "ask"
+            return self._in_the_middle(sentence, winner)
         is_quick = next_waits or winner.is_over or (following and winner.words)
         return dry_at + (PAUSE_SECS if is_quick else SILENCE_SECS), "end"
 
@@ -475,6 +470,29 @@ class HedgedTTSService(TTSService):
         lead_secs = self._requests.lead_secs(another)
         return max(asked_at + patience_secs, self._playout.dry_at - lead_secs), "ask"
 
+    def _in_the_middle(self, sentence: Sentence, winner: Synthesis) -> tuple[float, _Step]:
+        """The rest is asked for before the caller would hear that the voice has stopped."""
+        another, dry_at = self._requests.another_voice(sentence), self._playout.dry_at
+        if another is None:
+            until = dry_at if winner.is_over else self._patient_until(sentence, winner)
+            return until, "leave out"
+        if winner.is_over:
+            return _now(), "ask"
+        lead_secs, lull_secs = self._requests.lead_secs(another), LULL_SECS
+        if another.is_at(winner):  # it is given up for a fresh request, which may take as long
+            first_secs = (winner.audible_at or 0.0) - winner.sent_at
+            lull_secs = max(SILENCE_SECS, first_secs)
+        return max(dry_at - lead_secs, winner.heard_at + lull_secs), "ask"
+
+    def _patient_until(self, sentence: Sentence, asked: Synthesis) -> float:
+        """When nothing more is expected of a request in the middle of a sentence."""
+        since = asked.asked_at if asked is sentence.rest else self._playout.dry_at
+        is_last = self._requests.another_voice(sentence) is None
+        is_alone = all(each.voice is asked.voice for each in sentence.asked)
+        if is_last and is_alone and asked.voice.is_at(asked):  # over HTTP, Pipecat waits for it
+            return max(since + SILENCE_SECS, self._playout.dry_at + GIVE_UP_SECS)
+        return since + SILENCE_SECS
+
     async def _ask_another(self, sentence: Sentence) -> None:
         """Ask another voice for the sentence, or for the rest of it."""
         voice, winner = self._requests.another_voice(sentence), sentence.winner
@@ -486,7 +504,7 @@ class HedgedTTSService(TTSService):
         # First of all: the next sentence waits for the end of those.
         asked = self._requests.ask(sentence, voice, text)
         for each in earlier:
-            if voice.hides_silence or each.is_over:
+            if voice.hides_silence or each.is_over or (each is winner and voice.is_at(each)):
                 await asyncio.wait([self._requests.finish(each)])  # whole, though this may end
         if winner is not None:
             sentence.rest = asked

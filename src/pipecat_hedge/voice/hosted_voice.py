@@ -304,6 +304,10 @@ class HostedVoice:
         """Whether a silent request keeps others from being answered until it is given up."""
         return self.one_at_a_time and isinstance(self.service, WebsocketTTSService)
 
+    def is_at(self, asked: Synthesis) -> bool:
+        """Whether the service still works at a request, and others wait: over HTTP, to its end."""
+        return self._asking is asked
+
     async def setup(self, setup: FrameProcessorSetup, sample_rate: int) -> None:
         """Set the service up; its audio is brought to a sample rate."""
         self._sample_rate = sample_rate

@@ -108,6 +108,16 @@ class Sentence:
         """Whether a voice was asked for it."""
         return any(each.voice is voice for each in self.asked)
 
+    def has_tried(self, asked: Synthesis) -> bool:
+        """Whether a request broke off, or was silent when the rest was asked of it.
+
+        The others were silent when a sound was heard, and may have been well.
+        """
+        winner = self.winner
+        if winner is None or winner.audible_at is None:
+            return False
+        return asked is winner or asked.asked_at > winner.audible_at
+
     def end(self) -> None:
         """Let go of the sentence before it, or all of a call's would be kept."""
         self.is_done, self.before = True, None

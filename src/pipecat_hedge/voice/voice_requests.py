@@ -77,7 +77,9 @@ class VoiceRequests:
 
     def another_voice(self, sentence: Sentence) -> HostedVoice | None:
         """The voice to ask next for a sentence; None if all have been asked."""
-        asked = [each.voice for each in sentence.asked]
+        winner = sentence.winner  # a request that waited behind it was not sent
+        behind = None if winner is None else winner.voice
+        asked = [x.voice for x in sentence.asked if x.is_sent or x.voice is not behind]
         may_change = sentence.is_first and sentence.winner is None
         voices = [
             each
@@ -86,7 +88,8 @@ class VoiceRequests:
         ]
         voices.sort(key=lambda each: each.speaker != self.speaker)
         if len(asked) == len(set(asked)) and all(map(self.held_secs, voices)):
-            voices += [each.voice for each in self.fitting(sentence)]  # a fresh request
+            again = sorted(self.fitting(sentence), key=sentence.has_tried)
+            voices += [each.voice for each in again]  # a fresh request
         return self._best(voices) if voices else None
 
     def fitting(self, sentence: Sentence) -> list[Synthesis]:
