@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.providers.permits import Rejected
+from pipecat_hedge.providers.permits import NotSent
 from pipecat_hedge.vllm.errors import VLLMError
 from pipecat_hedge.vllm.server import VLLMServer, read_counts
 
@@ -283,7 +283,7 @@ async def test_unlisted_models_are_logged_once(
 
 
 @pytest.mark.parametrize(
-    ("error", "sent"), [(None, 1), (OSError, 1), (Rejected, 5), (asyncio.CancelledError, 5)]
+    ("error", "sent"), [(None, 1), (OSError, 1), (NotSent, 5), (asyncio.CancelledError, 5)]
 )
 async def test_prompt_is_read_once_for_all(error: type[BaseException] | None, sent: int) -> None:
     """One rejection answers all waiting callers; an interrupted prefill is repeated."""

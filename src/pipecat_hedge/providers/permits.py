@@ -18,7 +18,7 @@ BY_TIER: dict[Tier, float] = {"premium": 0.0, "standard": 1 / 3, "economy": 1 / 
 (``pytest tests/fleet/test_fleet_load.py -k premium``)."""
 
 
-class Rejected(HedgeError):
+class NotSent(HedgeError):
     """A request that is not sent; the message says why."""
 
 

@@ -35,7 +35,7 @@ MAX_RETRY_AFTER_SECS = 300.0
 well."""
 
 AcquirePermit: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
-"""Returns a context that holds a permit for a request; entering it raises ``Rejected``."""
+"""Returns a context that holds a permit for a request; entering it raises ``NotSent``."""
 
 
 @runtime_checkable
@@ -50,7 +50,7 @@ class SupportsPromptWarmUp(Protocol):
             acquire_permit: To be entered while the request is sent.
 
         Raises:
-            Rejected: From ``acquire_permit``.
+            NotSent: From ``acquire_permit``.
         """
         ...
 

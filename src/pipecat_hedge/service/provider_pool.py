@@ -16,7 +16,7 @@ from pipecat.processors.frame_processor import FrameProcessorSetup
 from pipecat.services.llm_service import FunctionCallRegistryItem
 from pipecat.services.settings import LLMSettings
 
-from pipecat_hedge.providers.permits import Rejected, Terms
+from pipecat_hedge.providers.permits import NotSent, Terms
 from pipecat_hedge.providers.registry import ProviderRegistry
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.candidates import TurnMembers
@@ -147,7 +147,7 @@ class ProviderPool:
             (standing,) = stats.standing([key], "warm_up", terms, now)
             reason = why_behind() or standing.full
             if reason is not None:
-                raise Rejected(reason)
+                raise NotSent(reason)
             permit = stats.issue(key, "warm_up", terms, now)
             hold = stats.holds.add(lambda: stats.release(permit, "dropped", now))
             try:

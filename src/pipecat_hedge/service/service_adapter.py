@@ -48,7 +48,7 @@ from pipecat.services.llm_service import FunctionCallRegistryItem, LLMService
 from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
 
-from pipecat_hedge.providers.permits import Rejected
+from pipecat_hedge.providers.permits import NotSent
 from pipecat_hedge.providers.rate_limit_headers import used_up_secs
 from pipecat_hedge.providers.server_queue import ReportsServerLoad
 from pipecat_hedge.race.driver import AttemptSink
@@ -247,8 +247,8 @@ class ServiceAdapter:
                         copied = self._own_copy(context, most_tokens=self.budget.prompt)
                         await self.service.warm(copied, acquire_permit)
                     return
-                except Rejected as rejected:
-                    logger.debug(f"{self.service}: prompt not warmed up: {rejected}")
+                except NotSent as reason:
+                    logger.debug(f"{self.service}: prompt not warmed up: {reason}")
             await self.connection.open()
         except Exception as error:  # the first turn will report it
             logger.debug(f"{self.service}: could not be warmed up: {type(error).__name__}")

@@ -212,7 +212,7 @@ class LiveFeed:
 def routes(feed: LiveFeed, path: str = LIVE_PATH, *, is_local: bool = False) -> list[web.RouteDef]:
     """Return the feed's route for an aiohttp application: ``app.add_routes(routes(feed))``.
 
-    Cross-origin requests of web pages are rejected.
+    Cross-origin requests of web pages are forbidden.
 
     Args:
         feed: The feed.

@@ -54,7 +54,7 @@ class AllowedOrigins:
             self._origins.add((parts.scheme, parts.hostname, parts.port))
 
     def why_forbidden(self, origins: Sequence[str], hosts: Sequence[str] | None) -> str | None:
-        """Return the reason to reject a request; None if it is allowed.
+        """Return why a request is forbidden; None if it is allowed.
 
         Args:
             origins: The values of its ``Origin`` headers.

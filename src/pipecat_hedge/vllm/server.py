@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 import aiohttp
 from loguru import logger
 
-from pipecat_hedge.providers.permits import Rejected
+from pipecat_hedge.providers.permits import NotSent
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.reports import ServerLoad
 from pipecat_hedge.race.task_scope import TaskScope
@@ -226,7 +226,7 @@ class VLLMServer:
         has_ended = True
         try:
             await read()
-        except (asyncio.CancelledError, Rejected):
+        except (asyncio.CancelledError, NotSent):
             has_ended = False
             raise
         finally:

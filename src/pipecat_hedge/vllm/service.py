@@ -263,7 +263,7 @@ class VLLMService(OpenAILLMService):
                 prompt.
 
         Raises:
-            Rejected: If ``acquire_permit`` raises it.
+            NotSent: If ``acquire_permit`` raises it.
             VLLMError: If the server does not answer; the message names the remedy.
         """
         await self._find_model()
