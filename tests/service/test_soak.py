@@ -99,8 +99,10 @@ def what_was(line: Line, report: TurnReport) -> str:
     """What the caller heard of a turn, in a word; "lost" if it is nothing that may be."""
     framed_once = line.framing.count("<") == line.framing.count(">") == 1
     told_once = len(line.errors) == (report.outcome == "failed")
-    lost = sum(attempt.outcome == "superseded" for attempt in report.attempts)  # may continue it
-    if not framed_once or not told_once or len(report.attempts) > 3 + lost:
+    again = sum(  # may continue it
+        a.outcome == "superseded" or a.error_category == "stalled" for a in report.attempts
+    )
+    if not framed_once or not told_once or len(report.attempts) > 3 + again:
         return "lost"
     text = line.text
     if text == ANSWER:

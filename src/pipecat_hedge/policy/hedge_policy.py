@@ -177,7 +177,8 @@ class HedgePolicy:
             before their first token, or are silent, do not count, so that each provider can be
             asked: a turn makes at most its providers + ``max_attempts`` - 1 requests, and what the
             SDKs would retry. A recovery request is one more. When an answer breaks off or is
-            silent, further providers may be asked, and then those that had lost again.
+            silent, further providers may be asked, and then those that had lost again; one that was
+            silent, when the answer that continued its own breaks off.
         commit: What makes an attempt win: ``first_sentence``, a speakable unit; ``first_token``,
             anything usable; ``auto``, the choice that suits the text-to-speech downstream.
         losers: ``cancel`` closes a loser's request at once, except for ``probes``. ``drain`` lets
