@@ -165,11 +165,15 @@ def lost(calls: list[SoakedCall]) -> int:
 
 
 async def measure(calls: list[SoakedCall], before: tuple[int, int]) -> Level:
-    """What there is when tasks and sockets are as before, or after a minute."""
+    """What there is when tasks and sockets are as before and no request is open, or after a minute.
+
+    A voice that reconnects has one task more, a connection that was lost one less.
+    """
 
     def is_settled() -> bool:
         tasks, sockets = counts()
-        return tasks <= before[0] and sockets + lost(calls) == before[1]
+        is_idle = not any(voice.open for call in calls for voice in call.tts._voices)
+        return is_idle and tasks <= before[0] and sockets + lost(calls) == before[1]
 
     with suppress(TimeoutError):
         async with asyncio.timeout(SETTLED_SECS):
