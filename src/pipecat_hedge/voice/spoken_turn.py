@@ -108,8 +108,8 @@ class Sentence:
         """Whether a voice was asked for it."""
         return any(each.voice is voice for each in self.asked)
 
-    def has_tried(self, asked: Synthesis) -> bool:
-        """Whether a request broke off, or was silent when the rest was asked of it.
+    def was_failed_by(self, asked: Synthesis) -> bool:
+        """Whether a request has broken off, or was silent when the rest was asked of it.
 
         The others were silent when a sound was heard, and may have been well.
         """

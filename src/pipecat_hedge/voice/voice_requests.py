@@ -88,7 +88,7 @@ class VoiceRequests:
         ]
         voices.sort(key=lambda each: each.speaker != self.speaker)
         if len(asked) == len(set(asked)) and all(map(self.held_secs, voices)):
-            again = sorted(self.fitting(sentence), key=sentence.has_tried)
+            again = sorted(self.fitting(sentence), key=sentence.was_failed_by)
             voices += [each.voice for each in again]  # a fresh request
         return self._best(voices) if voices else None
 
