@@ -129,8 +129,8 @@ async def trace(pace: float = 1.0, burners: int = 0) -> Comparison:
 
 
 async def trace_busy(pace: float = 1.0) -> Comparison:
-    """The same beside two processes that keep the machine busy."""
-    return await trace(pace=pace, burners=2)
+    """The same beside four processes that keep the machine busy."""
+    return await trace(pace=pace, burners=4)
 
 
 async def race_losers(pace: float = 1.0) -> Comparison:

@@ -21,6 +21,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from pipecat_hedge.providers.verdict import Verdict
+from pipecat_hedge.race.attempt import UNSURE_LAG_SECS
 from pipecat_hedge.race.errors import ConfigurationError
 
 ROUND = 5
@@ -216,7 +217,7 @@ class ConcurrencyLimit:
         now: float,
         *,
         size_class: Hashable = None,
-        is_sure: bool = True,
+        lag_secs: float = 0.0,
     ) -> None:
         """Record a request's time to first token.
 
@@ -225,16 +226,16 @@ class ConcurrencyLimit:
             ttft_secs: Its time to first token.
             now: When the token came.
             size_class: The class of the prompt's size; only times of one class are compared.
-            is_sure: Whether the time is exact; if not, it is a lower bound.
+            lag_secs: How much longer it may have taken: the delay of the event loop.
         """
         self._count_late(now)
         typical = self._typical.setdefault(size_class, _TypicalTime())
         if (silent := self._silent.pop(request, None)) is not None:  # else it was counted as late
             session, floor = silent[1:]
             is_late = ttft_secs > typical.late_secs
-            if is_sure or is_late:
+            if is_late or ttft_secs + lag_secs <= typical.late_secs:
                 self._count(is_late, session, floor, now)
-        if is_sure:
+        if lag_secs < UNSURE_LAG_SECS:
             typical.add(ttft_secs)
 
     def set_queue(self, at_most: int, until: float) -> None:

@@ -241,22 +241,25 @@ class ProviderLatency:
         is_silence: bool = False,
     ) -> None:
         """Learn an attempt's time to first token, or its wait until now; see ``learn``."""
-        has_answered = first_at is not None
-        # The loop was ``lag_secs`` behind: the token came between ``first_at - lag_secs`` and
-        # ``first_at``. Use the lower bound.
-        until = first_at - attempt.lag_secs if first_at is not None else now
+        until = now if first_at is None else first_at - attempt.lag_secs
         secs = max(until - attempt.launched_at, 0.0)
-        if has_answered:
-            self.end_silence()
         late_after = self.late_secs(prompt_tokens)
-        if has_answered and not self.has_typical:
+        if first_at is None:
+            self.slow_period.ended(attempt, secs, late_after, has_answered=False)
+            if is_silence:
+                self.record_silence(secs, prompt_tokens)
+            else:
+                self.record(secs, censored=True, prompt_tokens=prompt_tokens)
+            return
+        self.end_silence()
+        if not self.has_typical:
             late_after = math.inf
-        self.slow_period.ended(attempt, secs, late_after, has_answered=has_answered)
-        if is_silence:
-            self.record_silence(secs, prompt_tokens)
-        else:
-            is_censored = not has_answered or attempt.is_unsure
-            self.record(secs, censored=is_censored, prompt_tokens=prompt_tokens)
+        self.slow_period.ended(attempt, secs, late_after, has_answered=True)
+        if attempt.lag_secs:
+            # Between ``secs`` and when it was read: where the provider's other answers come.
+            curve, read_secs = self._for(prompt_tokens).curve, first_at - attempt.launched_at
+            secs = curve.median_between(secs, read_secs)
+        self.record(secs, censored=False, prompt_tokens=prompt_tokens)
 
     def record(self, secs: float, *, censored: bool, prompt_tokens: int | None = None) -> None:
         """Learn a time to first token.

@@ -327,7 +327,7 @@ class ProviderRegistry:
             return permit
 
     def record_first_token(
-        self, permit: Permit, now: float, *, size_class: Hashable = None, is_sure: bool = True
+        self, permit: Permit, now: float, *, size_class: Hashable = None, lag_secs: float = 0.0
     ) -> None:
         """Record that a request's answer has begun. Later calls for the same permit are ignored.
 
@@ -335,7 +335,7 @@ class ProviderRegistry:
             permit: The request's permit.
             now: When the first token came.
             size_class: The class of the prompt's size.
-            is_sure: Whether ``now`` is exact; if not, it is a lower bound.
+            lag_secs: How much later it may have come: the delay of the event loop.
         """
         with self.lock:
             if permit.is_active and not permit.has_token:
@@ -345,7 +345,7 @@ class ProviderRegistry:
                 record.last_token_at = max(record.last_token_at, now)
                 ttft_secs = record.last_ttft_secs = now - permit.acquired_at
                 record.limit.record_first_token(
-                    permit, ttft_secs, now, size_class=size_class, is_sure=is_sure
+                    permit, ttft_secs, now, size_class=size_class, lag_secs=lag_secs
                 )
 
     def release(

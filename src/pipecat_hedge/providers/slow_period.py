@@ -13,8 +13,8 @@ moves its p80, not the steps.
 Before ``ENOUGH`` observations no latency is typical: only an attempt that ended without a token,
 and was late by the prior, is one step up.
 
-The typical curve is frozen while a slow period is suspected. A time that was read while the event
-loop lagged is a lower bound: the attempt may count as late, but not as in time.
+The typical curve is frozen while a slow period is suspected. An answer that was read while the
+event loop lagged came within an interval; it counts if all of it is late, or all of it in time.
 
 Source: Page's cumulative sum (1954) for a late share of 0.2 against 0.8; both outcomes weigh log 4.
 """
@@ -96,10 +96,10 @@ class SlowPeriod:
             if late_after is None or (first is None and attempt.outcome is not None):
                 continue
             until = now if first is None else first - attempt.lag_secs
-            secs, is_sure = until - attempt.launched_at, first is not None and not attempt.is_unsure
+            secs = until - attempt.launched_at
             if first is not None or secs > late_after:
                 self._in_flight[attempt] = None
-            if is_sure or secs > late_after:
+            if secs > late_after or (first is not None and secs + attempt.lag_secs <= late_after):
                 self._count(attempt, secs, late_after)
 
     def ended(
@@ -115,8 +115,9 @@ class SlowPeriod:
         """
         late_after = self._in_flight.pop(attempt, late_after_secs)  # None: it has been counted
         self._let_go(attempt)
-        is_in_time = has_answered and not attempt.is_unsure
-        if late_after is not None and (secs > late_after or is_in_time):
+        if late_after is None:
+            return
+        if secs > late_after or (has_answered and secs + attempt.lag_secs <= late_after):
             self._count(attempt, secs, late_after)
 
     def count(self, secs: float, late_after_secs: float, *, has_answered: bool) -> None:

@@ -106,6 +106,21 @@ class SurvivalCurve:
             return float(self.secs[index])
         return float(self.secs[-1]) + self.tail_secs * math.log(float(self.shares[-1]) / left)
 
+    def median_between(self, after_secs: float, by_secs: float) -> float:
+        """The median of the times within an interval.
+
+        Args:
+            after_secs: Where it begins, in seconds.
+            by_secs: Where it ends, in seconds.
+
+        Returns:
+            The median, in seconds; the middle of the interval where no time is.
+        """
+        begin, end = self.share_after((after_secs, by_secs)).tolist()
+        if begin - end <= 1e-9:
+            return (after_secs + by_secs) / 2
+        return min(max(self.quantile(1.0 - (begin + end) / 2), after_secs), by_secs)
+
     def quantiles(self, left: Floats) -> Floats:
         """The times by which all but given shares have answered.
 

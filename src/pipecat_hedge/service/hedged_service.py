@@ -664,7 +664,6 @@ class HedgedLLMService(HostingLLMService):
         members = self._pool.warm(
             context or context_of(self),
             dataclasses.replace(self._options.terms, has_first_token=False),
-            self._stats.loop_watch.why_behind,
         )
         await asyncio.gather(members, self._answers.prepare())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from pipecat.adapters.llm.schemas.direct_function import DirectFunction
@@ -103,9 +103,7 @@ class ProviderPool:
         """Set up all members concurrently."""
         await asyncio.gather(*(adapter.setup(setup) for adapter in self.adapters))
 
-    async def warm(
-        self, context: LLMContext | None, terms: Terms, why_behind: Callable[[], str | None]
-    ) -> None:
+    async def warm(self, context: LLMContext | None, terms: Terms) -> None:
         """Prepare every member for the first turn, independently.
 
         A provider without a closed breaker is skipped. A prompt is warmed up if there is room for
@@ -114,12 +112,11 @@ class ProviderPool:
         Args:
             context: The conversation so far; None if it is unknown.
             terms: The session's terms.
-            why_behind: Returns why the event loop is too far behind; None if it is not.
         """
         async with TaskScope() as scope:
             tasks = [
                 scope.start(
-                    self._warm(member, adapter, context, terms, why_behind),
+                    self._warm(member, adapter, context, terms),
                     name=f"warms up {adapter.service}",
                 )
                 for member in self.members
@@ -133,7 +130,6 @@ class ProviderPool:
         adapter: ServiceAdapter,
         context: LLMContext | None,
         terms: Terms,
-        why_behind: Callable[[], str | None],
     ) -> None:
         loop = asyncio.get_running_loop()
         stats, key = self._stats, member.key
@@ -145,9 +141,8 @@ class ProviderPool:
         async def acquire_permit() -> AsyncGenerator[None]:
             now = loop.time()
             (standing,) = stats.standing([key], "warm_up", terms, now)
-            reason = why_behind() or standing.full
-            if reason is not None:
-                raise NotSent(reason)
+            if standing.full is not None:
+                raise NotSent(standing.full)
             permit = stats.issue(key, "warm_up", terms, now)
             hold = stats.holds.add(lambda: stats.release(permit, "dropped", now))
             try:

@@ -480,7 +480,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
             attempt.permit,
             self._loop.time() - lag_secs,
             size_class=size_class(self.spec.prompt_tokens),
-            is_sure=lag_secs < UNSURE_LAG_SECS,
+            lag_secs=lag_secs,
         )
         if attempt.silence_alarm is not None:
             attempt.silence_alarm.cancel()
@@ -583,10 +583,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         now = self._loop.time()
         standings = self._standings(names, now)
         others = {name: s for name, s in standings.items() if name != self._recovering}
-        if (behind := self._stats.loop_watch.why_behind()) is not None:
-            reasons = dict.fromkeys(names, f"is skipped: {behind}")
-        else:
-            reasons = {name: s.ineligible for name, s in others.items() if s.ineligible is not None}
+        reasons = {name: s.ineligible for name, s in others.items() if s.ineligible is not None}
         by_server = ineligible_by_load(self._idle, first)
         reluctance = {name: s.rank for name, s in standings.items() if s.rank}
         for name in by_server:
