@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -41,8 +42,9 @@ FAULTS = [
 ]
 SCRIPT = [keys for fault in FAULTS for keys in ("", "", "", "", f"?fault={fault}")]
 BARGE_INS = 0.1
-SETTLED_SECS = 60.0
-"""Pipecat finds a half-open socket after 40 s, by its pings, and closes it for up to 12 s."""
+SETTLED_SECS = 75.0
+"""Pipecat finds a half-open socket after 40 s, by its pings, closes it for up to 12 s, and then
+tries three times to open it, for 12 s."""
 BOUNDED = {"HostedVoice.first_sound_secs", "ElevenLabsTTSService._alignment_started_context_ids"}
 """The last hundred sentences; and the ids of ended contexts whose audio came in another's name,
 which Pipecat keeps with a bare service, too."""
@@ -136,6 +138,7 @@ class Level:
 
     Parameters:
         tasks: Of the loop.
+        names: What these run, and how many of each there are.
         sockets: That are open.
         lost: Connections that have been given up.
         rss_mb: Memory of the process.
@@ -149,6 +152,16 @@ class Level:
     rss_mb: float
     objects: int
     kept: dict[str, int] = field(repr=False)
+    names: Counter[str] = field(repr=False)
+
+
+def running() -> Counter[str]:
+    """What the tasks of the loop run, by name; names of runners and workers have numbers."""
+    names: list[str] = []
+    for task in asyncio.all_tasks():
+        work: Any = task.get_coro()
+        names.append(work.__qualname__ + re.sub(r"#\d+|-[0-9a-f]+", "", task.get_name()))
+    return Counter(names)
 
 
 def counts() -> tuple[int, int]:
@@ -165,7 +178,7 @@ def lost(calls: list[SoakedCall]) -> int:
 
 
 async def measure(calls: list[SoakedCall], before: tuple[int, int]) -> Level:
-    """What there is when tasks and sockets are as before and no request is open, or after a minute.
+    """What there is when tasks and sockets are as before and no request is open, or after 75 s.
 
     A voice that reconnects has one task more, a connection that was lost one less.
     """
@@ -198,6 +211,7 @@ async def measure(calls: list[SoakedCall], before: tuple[int, int]) -> Level:
         rss_mb=rss_mb(os.getpid()),
         objects=len(gc.get_objects()),
         kept=dict(kept),
+        names=running(),
     )
 
 
@@ -206,7 +220,7 @@ async def test_memory_sockets_and_tasks_are_level_over_500_turns() -> None:
     async with AsyncExitStack() as stack:
         calls = [await stack.enter_async_context(calling(stats, n, sim)) for n in range(CALLS)]
         stack.callback(sim.close)  # first: a half-open socket answers no close
-        before = counts()
+        before, ran = counts(), running()
         for count in TURNS:
             await asyncio.gather(*(call.turns(count) for call in calls))
             levels.append(await measure(calls, before))
@@ -217,6 +231,10 @@ async def test_memory_sockets_and_tasks_are_level_over_500_turns() -> None:
     assert not grown
     for level in levels:
         assert level.sockets + level.lost == before[1]
-        assert before[0] - 2 * level.lost <= level.tasks <= before[0]  # its reader, and its pings
+        assert (
+            before[0] - 2 * level.lost <= level.tasks <= before[0]
+        ), (  # its reader, and its pings
+            level.names - ran
+        )
     assert last.objects < 1.02 * first.objects
     assert last.rss_mb < 1.1 * later.rss_mb  # by then, most of what is learned is known
