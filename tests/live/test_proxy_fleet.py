@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -27,21 +27,19 @@ START_SECS = 30.0
 SLOW = "fixed@ttft=0.1,tps=10"
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
-
-
 class Instance:
-    """A proxy in a process of its own."""
+    """A proxy in a process of its own.
+
+    Attributes:
+        url: Its address, after ``start``.
+    """
 
     def __init__(self, upstream: str, folder: Path, more: str = "", stats: str = "off"):
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = ""
         self._env = {**os.environ, "PIPECAT_HEDGE_STATS": stats}
-        self._path = folder / f"{self.port}.toml"
+        self._path = folder / f"{id(self)}.toml"
         self._path.write_text(
-            f'listen = "127.0.0.1:{self.port}"\nleave_secs = 0.5\n{more}\n'
+            f'listen = "127.0.0.1:0"\nleave_secs = 0.5\n{more}\n'
             '[models.m]\nwire = "anthropic"\npolicy = "fallback(probes=False)"\ncache_secs = 60\n'
             f'upstreams = [{{ name = "a", base_url = "{upstream}", model = "{SLOW}" }}]\n'
         )
@@ -50,8 +48,11 @@ class Instance:
     async def start(self) -> None:
         command = [sys.executable, "-m", "pipecat_hedge.cli", "proxy", str(self._path)]
         self._process = await asyncio.create_subprocess_exec(
-            *command, env=self._env, stdout=asyncio.subprocess.DEVNULL
+            *command, env=self._env, stdout=asyncio.subprocess.PIPE
         )
+        assert self._process.stdout is not None
+        line = await asyncio.wait_for(self._process.stdout.readline(), START_SECS)
+        self.url = line.decode().split(": ", 1)[1].strip()
         await until(self.is_healthy, START_SECS)
 
     async def stop(self) -> int:
@@ -103,7 +104,8 @@ async def load_balancer(instances: list[Instance]) -> AsyncIterator[str]:
         assert task is not None
         tasks.add(task)
         healthy.append(healthy.pop(0))
-        there, back = await asyncio.open_connection("127.0.0.1", healthy[-1].port)
+        port = urlsplit(healthy[-1].url).port
+        there, back = await asyncio.open_connection("127.0.0.1", port)
         try:
             await asyncio.gather(pipe(reader, back), pipe(there, writer))
         finally:
@@ -185,7 +187,7 @@ async def test_proxies_with_one_redis_learn_together_and_share_answers(tmp_path:
                     assert len(upstream.asked) == 1
                     for instance in (one, other):
                         await asyncio.gather(
-                            *(ask(instance.url, f"{instance.port} {n}") for n in range(5))
+                            *(ask(instance.url, f"{instance.url} {n}") for n in range(5))
                         )
                 await until(lambda: sum(redis.counted().values()) == 6, 10.0)  # when it stops
                 redis.kill()  # no request needs it

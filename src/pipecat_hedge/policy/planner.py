@@ -238,7 +238,7 @@ def _replace_silent(
 ) -> None:
     """Put the first provider last, or, when a trial is due, beside the next one."""
     backend = next(b for b in backends if b.provider == silent)
-    is_trial = stats.begin_trial(backend, now)
+    is_trial = stats.claim_trial(backend, now)
     if is_trial and max_attempts == 1:
         return
     others = [name for name in plan.order if name != silent]

@@ -377,14 +377,14 @@ class ProviderLatency:
         for secs, prompt_tokens in held:
             self.record(secs, censored=True, prompt_tokens=prompt_tokens)
 
-    def begin_trial(self, now: float | None) -> bool:
+    def claim_trial(self, now: float | None) -> bool:
         """Whether a trial is due, which then begins."""
         if now is not None and now < self._trial_at:
             return False
         self._trial_at = (now or 0.0) + TRIAL_EVERY_SECS
         return True
 
-    def begin_observation(self) -> bool:
+    def claim_observation(self) -> bool:
         """Whether a loser runs on, one of ``AT_FIRST_OBSERVED``, while there is no answer."""
         if self._models[ALL].answers.seen or self._observed >= AT_FIRST_OBSERVED:
             return False

@@ -415,7 +415,7 @@ class ProviderRegistry:
         with self.lock:
             self.record(key).is_observed = False
 
-    def begin_trial(self, backend: Backend, now: float | None) -> bool:
+    def claim_trial(self, backend: Backend, now: float | None) -> bool:
         """Whether a provider that lost its place, by silence or rejections, is tried in this turn.
 
         Args:
@@ -423,9 +423,9 @@ class ProviderRegistry:
             now: The time on the race's clock; None for turns replayed one after the other.
         """
         with self.lock:
-            return self.latency(backend).begin_trial(now)
+            return self.latency(backend).claim_trial(now)
 
-    def begin_observation(
+    def claim_observation(
         self, backend: Backend, attempt: Attempt, prompt_tokens: int | None
     ) -> bool:
         """Let a silent loser run on whose provider has not answered yet, and count it.
@@ -445,10 +445,10 @@ class ProviderRegistry:
         with self.lock:
             latency = self.latency(backend)
             waited_secs = attempt.ended_at - attempt.launched_at
-            return latency.is_silence(waited_secs, prompt_tokens) and latency.begin_observation()
+            return latency.is_silence(waited_secs, prompt_tokens) and latency.claim_observation()
 
     def drop_observation(self, backend: Backend) -> None:
-        """An observation of ``begin_observation`` was cut short."""
+        """An observation of ``claim_observation`` was cut short."""
         with self.lock:
             self.latency(backend).drop_observation()
 

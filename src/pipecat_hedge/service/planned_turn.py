@@ -145,7 +145,7 @@ def plan_of(
     elif (
         members.rejecting in plan.order
         and plan.trial is None
-        and stats.begin_trial(backends[members.rejecting], now)
+        and stats.claim_trial(backends[members.rejecting], now)
     ):
         plan.try_out(members.rejecting)
     by_name = dict(zip(backends, standings, strict=True))

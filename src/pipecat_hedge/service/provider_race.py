@@ -643,7 +643,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         backend, tokens = self._backend(attempt.provider), self.spec.prompt_tokens
         if self._is_free_trial(attempt) or (
             self._is_without_answers(attempt.provider)
-            and self._stats.begin_observation(backend, attempt, tokens)
+            and self._stats.claim_observation(backend, attempt, tokens)
         ):
             attempt.is_observed = True
         elif attempt.is_unmeasured:
