@@ -1123,6 +1123,9 @@ class StallingVoice(ScriptedVoice):
             yield TTSAudioRawFrame(sound, self.sample_rate, 1, context_id=context_id)
 
 
+EACH_2, EACH_4, EACH_5 = (dict.fromkeys(range(20), secs) for secs in (2.0, 4.0, 5.0))
+
+
 @pytest.mark.parametrize(
     ("voices", "longest_secs"),
     [
@@ -1131,8 +1134,13 @@ class StallingVoice(ScriptedVoice):
         ([StallingVoice({0: 4.0}, {0: 5.0, 1: 5.0})], 4.5),  # bare 4.3
         ([StallingVoice({0: 60.0}, {0: 1.2}), StallingVoice(first_secs={0: 2.0})], 0.1),
         ([StallingVoice({0: 60.0}), StallingVoice(first_secs={0: 60.0})], 3.2),
+        ([StallingVoice({0: 4.0}, EACH_5), StallingVoice({0: 4.0}, EACH_5)], 4.5),  # bare 4.3
+        ([StallingVoice(EACH_4, EACH_2), StallingVoice(EACH_4, EACH_2)], 3.7),  # bare 3.6
     ],
-    ids=["alone", "alone, short", "alone, slow", "other one was overtaken", "other one is silent"],
+    ids=[
+        *("alone", "alone, short", "alone, slow", "other one was overtaken", "other one is silent"),
+        *("both slow, both stall once", "both stall in each sentence"),
+    ],
 )
 async def test_a_voice_over_http_that_stalls_in_a_sentence_loses_no_word(
     voices: list[StallingVoice], longest_secs: float

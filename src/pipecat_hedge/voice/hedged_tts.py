@@ -488,8 +488,7 @@ class HedgedTTSService(TTSService):
         """When nothing more is expected of a request in the middle of a sentence."""
         since = asked.asked_at if asked is sentence.rest else self._playout.dry_at
         is_last = self._requests.another_voice(sentence) is None
-        is_alone = all(each.voice is asked.voice for each in sentence.asked)
-        if is_last and is_alone and asked.voice.is_at(asked):  # over HTTP, Pipecat waits for it
+        if is_last and asked.voice.is_at(asked):  # over HTTP, Pipecat waits for it
             return max(since + SILENCE_SECS, self._playout.dry_at + GIVE_UP_SECS)
         return since + SILENCE_SECS
 
