@@ -14,6 +14,7 @@ import pytest
 from pipecat.frames.frames import (
     FunctionCallInProgressFrame,
     FunctionCallResultFrame,
+    LLMContextFrame,
     LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
     LLMTextFrame,
@@ -747,3 +748,25 @@ async def test_each_member_gets_its_own_context() -> None:
         assert given is not context
         assert given.messages == [{"role": "user", "content": "Hello?"}]
     assert len(context.messages) == 2
+
+
+@pytest.mark.parametrize("said_first", [[], ["We are open."]], ids=["hedge", "rescue"])
+async def test_what_is_written_meanwhile_is_not_in_the_turns_requests(
+    said_first: list[str],
+) -> None:
+    """The caller's next words, another node's messages and tools, a tool's late result."""
+    first = scripted(*map(Say, said_first), Wait(1.0), Error())
+    second, context = scripted(Say("Till nine.")), Tool().offered()
+    before = dict(context.messages[0]), context.tools, context.tool_choice  # pyright: ignore[reportArgumentType, reportCallIssue]
+    async with Line(racing(first, second, policy=HedgePolicy.after(0.8))) as line:
+        await line.send(LLMContextFrame(context))
+        await asyncio.sleep(0.5)
+        context.messages[0]["content"] = "changed"  # pyright: ignore[reportIndexIssue]
+        context.add_message({"role": "user", "content": "And on Sunday?"})
+        context.set_tools([])
+        context.set_tool_choice("none")
+        await line.report()
+    [given] = second.contexts
+    assert (given.messages[0], given.tools, given.tool_choice) == before
+    added = [message["content"] for message in given.messages[1:]]  # pyright: ignore[reportIndexIssue, reportTypedDictNotRequiredAccess]
+    assert added == [*said_first, *([CONTINUE] if said_first else [])]

@@ -10,6 +10,7 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat_hedge.race.driver import AttemptSink
 from pipecat_hedge.race.events import Launch
 from pipecat_hedge.race.task_scope import TaskScope
+from pipecat_hedge.service.portable import prompt_of
 from pipecat_hedge.service.provider_race import ProviderAttempt, ProviderRace, TurnHost
 from pipecat_hedge.service.service_adapter import ServiceAdapter
 
@@ -28,7 +29,7 @@ class Inference(TurnHost[str, ServiceAdapter]):
             context: The conversation.
             options: Further arguments of ``LLMService.run_inference``.
         """
-        self._context = context
+        self._prompt = prompt_of(context)
         self._options = {name: value for name, value in options.items() if value is not None}
         self._answer: str | None = None
 
@@ -58,7 +59,7 @@ class Inference(TurnHost[str, ServiceAdapter]):
         instance: ServiceAdapter,
     ) -> None:
         """See ``TurnHost``."""
-        answer = await instance.infer(self._context, self._options, attempt.stats)
+        answer = await instance.infer(self._prompt, self._options, attempt.stats)
         if answer is not None and answer.strip():
             await sink.piece(answer, usable=True)
 

@@ -7,6 +7,7 @@ provider's prefix cache.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import re
@@ -19,6 +20,7 @@ from typing import Any, TypeAlias
 from pipecat.frames.frames import Frame, LLMMessagesAppendFrame, LLMThoughtStartFrame
 from pipecat.processors.aggregators import async_tool_messages
 from pipecat.processors.aggregators.llm_context import (
+    LLMContext,
     LLMContextMessage,
     LLMSpecificMessage,
     standard_message_text,
@@ -68,6 +70,16 @@ class Dialect:
     has_short_ids: bool = False
     reads_thoughts: bool = True
     needs_thoughts: bool = False
+
+
+def prompt_of(context: LLMContext) -> LLMContext:
+    """Return a conversation as it is now, for all requests of a turn.
+
+    What is written into the conversation meanwhile, such as the caller's next words, another node's
+    messages and tools, or a late tool result, belongs to later turns.
+    """
+    messages = [copy.copy(m) if isinstance(m, dict) else m for m in context.messages]
+    return LLMContext(messages, tools=context.tools, tool_choice=context.tool_choice)
 
 
 def portable(

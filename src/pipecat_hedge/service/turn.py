@@ -26,7 +26,7 @@ from pipecat_hedge.race.reports import DrainedAnswer, FillerReport, TurnReport
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.output_buffer import Break, OutputBuffer
 from pipecat_hedge.service.pipeline_search import Output
-from pipecat_hedge.service.portable import note_author
+from pipecat_hedge.service.portable import note_author, prompt_of
 from pipecat_hedge.service.provider_race import ProviderAttempt, ProviderRace
 from pipecat_hedge.service.service_adapter import Piece, ServiceAdapter, ToolCalls
 from pipecat_hedge.service.tracer import RaceTrace
@@ -128,7 +128,7 @@ class Turn:
             trace: Traces the race.
             is_speculative: Whether the caller's turn may still go on, until ``confirm``.
         """
-        self._context = context
+        self._context, self._prompt = context, prompt_of(context)
         self._question = RoutedTurn(context.messages, ()).last_words
         self._sink = sink
         self._options = options
@@ -278,7 +278,7 @@ class Turn:
         try:
             with self.trace.request(launch, instance.service, instance.model):
                 await instance.answer(
-                    self._context,
+                    self._prompt,
                     sink,
                     stats,
                     addition=addition,
