@@ -113,6 +113,7 @@ class Inferring(ScriptedLLMService):
 
     async def run_inference(self, context: LLMContext, *_: Any, **options: Any) -> str | None:
         self.options.append(options)
+        self.contexts.append(context)
         await asyncio.sleep(self._secs)
         return self._answer
 

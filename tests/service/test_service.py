@@ -625,6 +625,16 @@ async def test_inference_is_raced() -> None:
     assert good.options == [{"max_tokens": 7, "system_instruction": "Sum up."}]
 
 
+async def test_every_request_of_an_inference_has_the_conversation_of_its_beginning() -> None:
+    second, context = Inferring(), said()
+    llm = racing(Inferring("Slow.", 5), second, policy=HedgePolicy.after(0.5))
+    answer = asyncio.create_task(llm.run_inference(context))
+    await asyncio.sleep(0.1)
+    context.add_message({"role": "user", "content": "And on Sunday?"})
+    assert await answer == "In short."
+    assert [given.messages for given in second.contexts] == [said().messages]
+
+
 async def test_inference_raises_every_cause() -> None:
     llm = racing(Raising(OSError("no")), Raising(ValueError("no")))
     with pytest.raises(AllProvidersFailed) as caught:
