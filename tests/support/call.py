@@ -37,6 +37,7 @@ from pipecat.services.settings import TTSSettings
 from pipecat.services.tts_service import TTSService
 from pipecat.transports.base_output import BaseOutputTransport
 from pipecat.transports.base_transport import TransportParams
+from pipecat.turns.user_mute import BaseUserMuteStrategy
 from pipecat.turns.user_turn_strategies import UserTurnStrategies
 
 from pipecat_hedge import FillerProcessor
@@ -149,13 +150,14 @@ class PhoneCall:
         fillers: FillerProcessor | None = None,
         strategies: UserTurnStrategies | None = None,
         before: Sequence[FrameProcessor] = (),
+        mute: Sequence[BaseUserMuteStrategy] = (),
         tool_secs: float = 0.0,
         **options: Any,
     ):
         """Prepare a call.
 
-        With ``strategies`` Pipecat's user aggregator finds the turns' ends. ``speech`` stands in
-        the place of the voice and the loudspeaker.
+        With ``strategies`` Pipecat's user aggregator finds the turns' ends, and mutes the caller
+        as ``mute`` says. ``speech`` stands in the place of the voice and the loudspeaker.
         """
         tool = FunctionSchema("look_up", "Looks up.", {}, [], handler=self._look_up)
         self.context = LLMContext(tools=[tool])
@@ -170,7 +172,10 @@ class PhoneCall:
         self.observer = TurnLatencyObserver(**options)
         self.observer.add_event_handler("on_turn_latency", self._take_turn)
         aggregators = LLMContextAggregatorPair(
-            self.context, user_params=LLMUserAggregatorParams(user_turn_strategies=strategies)
+            self.context,
+            user_params=LLMUserAggregatorParams(
+                user_turn_strategies=strategies, user_mute_strategies=list(mute)
+            ),
         )
         self.line = Line(
             llm,

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from pipecat.frames.frames import (
     ProposedUserStartedSpeakingFrame,
     ProposedUserStoppedSpeakingFrame,
     SystemFrame,
+    TTSSpeakFrame,
     VADUserStartedSpeakingFrame,
     VADUserStoppedSpeakingFrame,
 )
@@ -25,12 +26,15 @@ from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.service_switcher import ServiceSwitcher
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.stt_service import STTService
+from pipecat.turns.user_mute import AlwaysUserMuteStrategy
 from pipecat.turns.user_stop import BaseUserTurnStopStrategy, SpeechTimeoutUserTurnStopStrategy
-from pipecat.turns.user_turn_strategies import ExternalUserTurnStrategies
+from pipecat.turns.user_turn_strategies import ExternalUserTurnStrategies, UserTurnStrategies
 
 from pipecat_hedge import HedgedSTTService, ProviderStats
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
 from pipecat_hedge.voice import EagerStopStrategy
+from tests.support.call import Event, PhoneCall, Voice
+from tests.support.hearing import WORDS, HearingRescue, HearingSTT, speech
 from tests.support.recognition import (
     CONSTANT_SECS,
     STOP_SECS,
@@ -38,6 +42,7 @@ from tests.support.recognition import (
     Said,
     ScriptedRescue,
     ScriptedSTT,
+    analyzed,
     call,
 )
 
@@ -158,6 +163,56 @@ async def test_voice_detection_before_or_behind_the_recogniser(
     if is_hedged:
         assert rescue.heard == [pytest.approx(1.0 + STOP_SECS + 0.5, abs=0.25)]
         assert heard.waits[30] == pytest.approx(STOP_SECS + 0.05, abs=0.01)
+
+
+class Conversation:
+    """A call in which the caller is muted while the bot speaks, for ``bot_secs`` at a time."""
+
+    def __init__(self, bot_secs: float, *, says: int, is_hedged: bool):
+        primary, self.rescue = HearingSTT(says=says, late_secs=2.6), HearingRescue()
+        voice = Voice()
+        voice.audio_secs = bot_secs
+        llm = ScriptedLLMService([Wait(0.1), Say("Yes.")])
+        self.call = PhoneCall(
+            llm,
+            voice=voice,
+            strategies=UserTurnStrategies(stop=[analyzed()]),
+            before=[hedged(primary, self.rescue) if is_hedged else primary],
+            mute=[AlwaysUserMuteStrategy()],
+        )
+
+    async def hold(self, *events: Event) -> list[str]:
+        """What the caller has said, as it is remembered."""
+        async with self.call as call:
+            await call.play(*events)
+            return [m["content"] for m in call.messages if m["role"] == "user"]
+
+
+def line_at(secs: float, events: Sequence[Event]) -> list[Event]:
+    """With a line of the bot's own after so many seconds."""
+    pauses = accumulate(each if isinstance(each, float) else 0.0 for each in events)
+    place = next(n for n, at in enumerate(pauses) if at > secs)
+    line = TTSSpeakFrame("One moment.", append_to_context=False)
+    return [*events[:place], line, *events[place:]]
+
+
+@pytest.mark.parametrize("secs", [2.0, 2.4])
+@KINDS
+async def test_words_from_before_the_caller_was_muted_are_said_behind_it(
+    is_hedged: bool, secs: float
+) -> None:
+    """Pipecat drops what a recogniser says while the caller is muted, the rescue's answer too."""
+    talk = Conversation(1.0, says=1000, is_hedged=is_hedged)
+    said = await talk.hold(*line_at(secs, speech(range(5), then_secs=7.0)))
+    assert said == [" ".join(WORDS[:5])]
+
+
+@KINDS
+async def test_what_a_muted_caller_says_is_not_rescued(is_hedged: bool) -> None:
+    talk = Conversation(3.0, says=0, is_hedged=is_hedged)
+    said = await talk.hold(*line_at(0.1, speech([], then_secs=0.5)), *speech(range(5)))
+    assert said == []
+    assert talk.rescue.heard == []
 
 
 async def test_hedged_services_in_a_switcher() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -13,6 +15,20 @@ from tests.support.hearing import HearingRescue, HearingSTT, Talk, speech, words
 pytestmark = pytest.mark.virtual_time
 
 LATE = (0.05, 0.05, 0.3)
+
+
+class Late(HearingSTT):
+    """The last transcript of each utterance comes after so many seconds."""
+
+    def __init__(self, *late: float, every: int = 1):
+        super().__init__(every=every, marks=False)
+        self._late = list(late)
+
+    async def _finish(self) -> None:
+        text = self._final(marked=True)
+        await asyncio.sleep(self._late.pop(0))
+        if text.text:
+            await self.push_frame(text)
 
 
 def utterances(count: int, size: int = 5, then_secs: float = 6.0) -> list[Event]:
@@ -111,3 +127,35 @@ async def test_each_word_is_said_once(seed: int) -> None:
         number = last
     said = await talk.hold(*events, 9.0)
     assert said == words(range(number))
+
+
+Part = tuple[float, int, float]
+"""The seconds to its transcript, its words, and the pause behind it."""
+
+
+@pytest.mark.parametrize(
+    ("parts", "every"),
+    [
+        ([(2.6, 2, 2.0), (2.6, 2, 1.0), (1.5, 1, 0.6), (4.0, 2, 5.0)], 1000),
+        ([(2.6, 2, 3.0), (3.6, 5, 2.0), (1.5, 5, 0.6), (0.05, 5, 5.0)], 1),
+        ([(1.5, 1, 0.6), (2.6, 2, 2.0), (2.6, 5, 1.0), (2.6, 1, 5.0)], 1000),
+        ([(2.6, 1, 0.6), (2.6, 1, 2.0), (1.5, 5, 5.0)], 1),
+        ([(0.05, 1, 3.0), (1.5, 1, 2.0), (1.5, 5, 5.0)], 1),
+    ],
+    ids=[
+        *("goes on while the rescue is asked", "interim transcripts tell them apart"),
+        *("late while the caller speaks", "both late", "audio of the one before is gone"),
+    ],
+)
+async def test_late_transcripts_of_several_utterances_are_said_once(
+    parts: Sequence[Part], every: int
+) -> None:
+    late = [secs for secs, _, _ in parts]
+    talk = Talk(lambda _: Late(*late, every=every), HearingRescue(secs=0.6), is_kept=True)
+    events: list[Event] = []
+    count = 0
+    for _, size, then_secs in parts:
+        events += speech(range(count, count + size), then_secs=then_secs)
+        count += size
+    said = await talk.hold(*events, 8.0)
+    assert said == words(range(count))

@@ -29,6 +29,8 @@ from pipecat.frames.frames import (
     STTMuteFrame,
     STTUpdateSettingsFrame,
     TranscriptionFrame,
+    UserMuteStartedFrame,
+    UserMuteStoppedFrame,
     VADUserStartedSpeakingFrame,
     VADUserStoppedSpeakingFrame,
 )
@@ -276,6 +278,9 @@ class _Host(FrameProcessor):
         self._spoken: tuple[InputAudioRawFrame, ...] = ()
         self._audio_secs, self._before_secs = 0.0, BEFORE_SECS
         self._is_speaking = self._is_muted = False
+        self._unmuted = asyncio.Event()  # by the turns' mute strategies, which drop transcripts
+        self._unmuted.set()
+        self._was_unmuted = True  # at some moment of the utterance
         self._has_interims = self._was_replaced = False
         self._silences = 0
         self._dropped: TranscriptionFrame | None = None
@@ -342,6 +347,13 @@ class _Host(FrameProcessor):
             self._started.append(frame)
             self._audio.clear()
             self._audio_secs = 0.0
+        elif isinstance(frame, UserMuteStartedFrame):
+            self._unmuted.clear()
+        elif isinstance(frame, UserMuteStoppedFrame):
+            self._unmuted.set()
+            self._was_unmuted = self._was_unmuted or self._is_speaking
+            if self._held and self._held[-1].finalized:
+                await self._say_held()
         elif isinstance(frame, STTUpdateSettingsFrame):
             await self._update(frame, direction)
             return
@@ -388,14 +400,16 @@ class _Host(FrameProcessor):
             self._audio_secs -= _secs(self._audio.popleft())
 
     async def _speech_started(self, frame: VADUserStartedSpeakingFrame) -> None:
-        goes_on = self._is_pending
+        first, first_spoken = next(iter(self._audio), None), next(iter(self._spoken), None)
+        goes_on = self._is_pending and first is first_spoken  # the rescue would hear both
         if not goes_on:
             self._trim(self._before_secs)
         await self._deadline.close()
         await self._say_held()
-        await self._give_back()
+        if not self._transcripts.is_asked or self._transcripts.is_rescued:  # else it may answer yet
+            await self._give_back(goes_on=goes_on)
         self._before_secs = BEFORE_SECS + frame.start_secs
-        self._is_speaking = True
+        self._is_speaking, self._was_unmuted = True, self._unmuted.is_set()
         was_rescued = self._transcripts.is_rescued
         before = self._transcripts.start(_now(), self._before_secs, goes_on=goes_on)
         if before is not None and not was_rescued and not self._is_turn_based:
@@ -434,6 +448,8 @@ class _Host(FrameProcessor):
         return SILENCE_SECS if at is None else min(at + GRACE_SECS, SILENCE_SECS)
 
     def _wait(self) -> None:
+        if not self._was_unmuted:
+            return
         name = f"{self}: waits for transcripts"
         self._waiting = self._deadline.start(self._wait_for_deadline(), name=name)
 
@@ -442,6 +458,8 @@ class _Host(FrameProcessor):
         while (due_at := transcripts.due_at) is not None:
             if (now := _now()) < due_at:
                 await asyncio.sleep(due_at - now)
+            elif not self._unmuted.is_set():
+                await self._unmuted.wait()
             elif not transcripts.is_missing:
                 return  # until a late interim transcript
             elif await self._ask(now):
@@ -510,10 +528,12 @@ class _Host(FrameProcessor):
         elif isinstance(frame, (TranscriptionFrame, InterimTranscriptionFrame)):
             if isinstance(frame, TranscriptionFrame) and frame.text.strip():
                 self._held.append(frame)
-            if self._held and self._held[-1].finalized:
+                if not self._unmuted.is_set():
+                    self._learn_answer()  # not how long it is held
+            if self._held and self._held[-1].finalized and self._unmuted.is_set():
                 await self._say_held()
             elif self._held:
-                self._say_at = _now() + HOLD_SECS
+                self._say_at = _now() + HOLD_SECS * (not self._held[-1].finalized)
                 if self._saying is None or self._saying.done():
                     name = f"{self}: waits for the rest"
                     self._saying = self._holding.start(self._say_held_later(), name=name)
@@ -522,19 +542,20 @@ class _Host(FrameProcessor):
 
     async def _say_held_later(self) -> None:
         while self._held:
-            if (secs := self._say_at - _now()) > 0:
+            if not self._unmuted.is_set():
+                await self._unmuted.wait()
+            elif (secs := self._say_at - _now()) > 0:
                 await asyncio.sleep(secs)
             else:
                 await self._say_held()
 
     async def _say_held(self) -> None:
         """Say what the rescue has heard: all of it, so that no turn ends in between."""
-        held, self._held = self._held, []
-        if not held:
+        if not self._held or not self._unmuted.is_set():
             return
+        held, self._held = self._held, []
         frame, is_silent = held[-1], self._transcripts.is_silent
-        if (secs := self._requests.answered()) is not None:
-            self._stats.record_wait(self._spare, secs, None)
+        self._learn_answer()
         text = " ".join(each.text.strip() for each in held)
         frame.text = self._transcripts.take_rescue(text, _now())
         if frame.text:
@@ -543,11 +564,16 @@ class _Host(FrameProcessor):
             if is_silent:
                 await self._primary_was_silent()
 
-    async def _give_back(self) -> None:
+    async def _give_back(self, *, goes_on: bool = False) -> None:
         """Say what was dropped in doubt: the rescue has not answered."""
-        if (text := self._transcripts.give_back(_now())) and self._dropped is not None:
+        text = self._transcripts.give_back(_now(), goes_on=goes_on)
+        if text and self._dropped is not None:
             self._dropped.text = text
             await self.push_frame(self._dropped)
+
+    def _learn_answer(self) -> None:
+        if (secs := self._requests.answered()) is not None:
+            self._stats.record_wait(self._spare, secs, None)
 
     def _learn_secs(self, secs: float | None) -> None:
         if secs is not None and secs >= 0:

@@ -105,7 +105,7 @@ class TranscriptRescue:
         self.utterance: Utterance | None = None
         self.said = self.ahead = self._doubtful = ""
         self._known = self._again = self._ahead = ""
-        self.is_asked = False
+        self.is_asked = self._is_early = False
         self.heard_at = self.began_at = float("-inf")
         self.dropped = 0
         self._deadline_secs = self._longest_secs = 0.0
@@ -129,7 +129,9 @@ class TranscriptRescue:
         self._owed = deque((owed for owed in self._owed if not owed.has_come), OWED)
         self.ahead = self._ahead if self.heard_at >= now - before_secs else ""
         self.said = f"{self.said if goes_on else ''} {self.ahead}".strip()
-        self.is_asked, self._doubtful, self._ahead = False, "", ""
+        self.is_asked, self._ahead = False, ""
+        if not goes_on:
+            self._doubtful = ""
         self._known = self._again = ""
         self.began_at, self.dropped = now, 0
         return before
@@ -233,13 +235,17 @@ class TranscriptRescue:
         owed = self._asked[-1].owed if self.is_rescued else None
         if owed is not None:
             self._ahead = rest_after(owed.text, text, alike=ALIKE) or ""
+            rest, before = self._without_owed(text)
+            if before is not None and not rest:  # it came late, and this one's is still to come
+                owed = before
             text = ""
         else:
             text, owed = self._without_owed(text)
         if not text:
             self.dropped += 1
             if not self.is_rescued:
-                self._doubtful = heard
+                is_early = self.utterance is not None and self.utterance.stopped_at is None
+                self._doubtful, self._is_early = heard, is_early
         elif self.utterance is not None:
             self.utterance.take_final(text, now)
             self.said = f"{self.said} {text}".strip()
@@ -284,13 +290,20 @@ class TranscriptRescue:
                 return asked, rest
         return waiting[0] if waiting else self._asked[-1], text
 
-    def give_back(self, now: float) -> str:
-        """What was dropped as another utterance's, if nothing else has come of this one."""
+    def give_back(self, now: float, *, goes_on: bool = False) -> str:
+        """What was dropped as another utterance's, if nothing else has come of this one.
+
+        Args:
+            now: The time.
+            goes_on: See ``start``. Then what came while the caller spoke stays in doubt.
+        """
+        if goes_on and self._is_early:
+            return ""
         text, self._doubtful = self._doubtful, ""
         if not text or self.utterance is None or self.utterance.stopped_at is None:
             return ""
-        if self.utterance.last_at is not None:  # what was dropped was not of this one
-            return ""
+        if self.utterance.last_at is not None or self.utterance.pending_words:
+            return ""  # what was dropped was not of this one
         self.utterance.take_final(text, now)
         return text
 
