@@ -31,6 +31,29 @@ def test_a_rest_begins_between_words_and_is_well_formed(text: str, heard: str, r
     assert is_rest(text, said) is bool(rest)
 
 
+@pytest.mark.parametrize("times_words", [True, False])
+@pytest.mark.parametrize(
+    ("text", "heard", "rest"),
+    [
+        ("厨房は三十分前に閉まります。", 6, "前に閉まります。"),
+        ("厨房は三十分前に閉まります。", 9, "まります。"),
+        ("厨房は三十分前に閉まります。", 13, ""),
+        ("<b>厨房は、三十</b>分前。", 4, "<b>十</b>分前。"),
+        ("请说OK吗？", 3, "吗？"),
+    ],
+)
+def test_a_break_in_a_script_without_spaces_is_between_characters(
+    text: str, heard: int, rest: str, times_words: bool
+) -> None:
+    sounds = [*strip_complete_markup(text).replace("OK", "o")]
+    sounds = [each.replace("o", "OK") for each in sounds if each.isalnum()]
+    words = [(sound, 0.2 * n) for n, sound in enumerate(sounds)]
+    said = said_chars(text, words if times_words else [], 0.2 * heard, 0.08)
+    if times_words or sounds[:heard] == [*text[:heard]]:  # else signs and letters count, too
+        assert rest_of(text, said) == rest
+        assert is_rest(text, said) is bool(rest)
+
+
 def test_a_word_is_as_long_as_the_time_of_the_next_one_says() -> None:
     words = [("One", 0.0), ("two", 0.1), ("three.", 0.2)]
     assert said_chars("One two three.", words, 0.19, 0.5) == len("One two")

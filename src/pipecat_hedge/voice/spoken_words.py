@@ -6,23 +6,30 @@ Markup has no sound, and no break is within it: the tags around a break are open
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from pipecat_hedge.race.continuation import is_wide
 
 CHAR_SECS = 0.07
 """A character of speech, where nothing is known of the voice: some 14 a second."""
 ENOUGH_CHARS = 10
 """What must have been timed of a text before its own pace counts."""
+WIDE_CHARS = 2.5
+"""As many characters of others sound as long as one of Chinese or Japanese."""
 MOST_OF = 0.5
 """A word of which this part was heard is not said again."""
 _TAG = re.compile(r"(?<!<)<(/?)([a-zA-Z][\w:-]*)[^<>]*?(/?)>")
 """A tag of SSML. ``<<m|ɛ|t>>``, a word in Cartesia's phonemes, is none."""
+FIRST_WIDE = "\u1100"
+"""No character before it is wide."""
 _SILENT = "\0"
 """Stands for a character of a tag, so that places stay the same."""
 
 
-def spoken_length(text: str) -> int:
-    """The characters of a text that have a sound."""
-    return len(_TAG.sub("", text))
+def spoken_length(text: str) -> float:
+    """The characters of a text that have a sound; see ``WIDE_CHARS``."""
+    return sum(map(_length, _TAG.sub("", text)))
 
 
 def said_chars(
@@ -38,6 +45,7 @@ def said_chars(
         char_secs: What a character of this voice usually takes.
     """
     text = _TAG.sub(lambda tag: _SILENT * len(tag[0]), text)
+    lengths = [*accumulate(map(_length, text), initial=0.0)]  # up to each place
     at, end, limit, secs, limit_secs = 0, 0, len(text), 0.0, 0.0
     for word, start_secs in words:
         word = _TAG.sub("", word).strip()
@@ -47,16 +55,16 @@ def said_chars(
             limit, limit_secs = found, start_secs
             break
         at, end, secs = found, found + len(word), start_secs
-    at = _sounding(text[:at])
-    pace = secs / at if at >= ENOUGH_CHARS else char_secs
-    if limit_secs > secs and (length := _sounding(text[:limit]) - at) > 0:
+    before = lengths[at]
+    pace = secs / before if before >= ENOUGH_CHARS else char_secs
+    if limit_secs > secs and (length := lengths[limit] - before) > 0:
         pace = (limit_secs - secs) / length
-    heard = at + (audio_secs - secs) / pace
+    heard = before + (audio_secs - secs) / pace
     said = 0
-    for word in re.finditer(r"\S+", text):
-        length = _sounding(word[0])
-        if word.end() <= limit and _sounding(text[: word.start()]) + MOST_OF * length <= heard:
-            said = word.end()
+    for start, end in _words(text):
+        length = sum(_length(char) for char in text[start:end] if char.isalnum())
+        if end <= limit and lengths[start] + MOST_OF * length <= heard:
+            said = end
     return said
 
 
@@ -78,5 +86,22 @@ def rest_of(text: str, said: int) -> str:
     return "".join(tag for name, tag in opened if f"</{name}" in rest) + rest
 
 
-def _sounding(text: str) -> int:
-    return len(text) - text.count(_SILENT)
+def _words(text: str) -> Iterator[tuple[int, int]]:
+    """Where words are; in a script without spaces, where each character is."""
+    for run in re.finditer(r"\S+", text):
+        start = run.start()
+        for at in range(start + 1, run.end()):
+            if text[at].isalnum() and (_is_wide(text[at]) or _is_wide(text[at - 1])):
+                yield start, at
+                start = at
+        yield start, run.end()
+
+
+def _length(char: str) -> float:
+    if char == _SILENT:
+        return 0.0
+    return WIDE_CHARS if char.isalnum() and _is_wide(char) else 1.0
+
+
+def _is_wide(char: str) -> bool:
+    return char >= FIRST_WIDE and is_wide(char)
