@@ -21,8 +21,6 @@ MOST_OF = 0.5
 """A word of which this part was heard is not said again."""
 _TAG = re.compile(r"(?<!<)<(/?)([a-zA-Z][\w:-]*)[^<>]*?(/?)>")
 """A tag of SSML. ``<<m|ɛ|t>>``, a word in Cartesia's phonemes, is none."""
-FIRST_WIDE = "\u1100"
-"""No character before it is wide."""
 _SILENT = "\0"
 """Stands for a character of a tag, so that places stay the same."""
 
@@ -91,7 +89,7 @@ def _words(text: str) -> Iterator[tuple[int, int]]:
     for run in re.finditer(r"\S+", text):
         start = run.start()
         for at in range(start + 1, run.end()):
-            if text[at].isalnum() and (_is_wide(text[at]) or _is_wide(text[at - 1])):
+            if text[at].isalnum() and (is_wide(text[at]) or is_wide(text[at - 1])):
                 yield start, at
                 start = at
         yield start, run.end()
@@ -100,8 +98,4 @@ def _words(text: str) -> Iterator[tuple[int, int]]:
 def _length(char: str) -> float:
     if char == _SILENT:
         return 0.0
-    return WIDE_CHARS if char.isalnum() and _is_wide(char) else 1.0
-
-
-def _is_wide(char: str) -> bool:
-    return char >= FIRST_WIDE and is_wide(char)
+    return WIDE_CHARS if char.isalnum() and is_wide(char) else 1.0
