@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 from httpx2 import Limits
 from openai import DefaultAsyncHttpxClient
-from pipecat.services import websocket_service
 from pipecat.services.tts_service import WebsocketTTSService
+from websockets.asyncio.client import connect
 from websockets.protocol import State
 
 from pipecat_hedge import HedgedTTSService, ProviderStats, SpeechReport, Voice
@@ -222,9 +222,8 @@ async def measure(calls: list[SoakedCall], before: tuple[int, int]) -> Level:
 async def test_memory_sockets_and_tasks_are_level_over_500_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    connect = websocket_service.websocket_connect
     pinging = partial(connect, ping_interval=PING_SECS, ping_timeout=PING_SECS)
-    monkeypatch.setattr(websocket_service, "websocket_connect", pinging)
+    monkeypatch.setattr("pipecat.services.websocket_service.websocket_connect", pinging)
     stats, sim, levels = ProviderStats(), Voices(), list[Level]()
     async with AsyncExitStack() as stack:
         calls = [await stack.enter_async_context(calling(stats, n, sim)) for n in range(CALLS)]
