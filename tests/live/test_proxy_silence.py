@@ -9,7 +9,9 @@ import asyncio
 import itertools
 import json
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -32,6 +34,8 @@ from tests.live.wire_streams import chunk, gpt_stream
 pytestmark = [pytest.mark.live, pytest.mark.realtime, pytest.mark.timeout(120)]
 
 FAULTS = {"529": Reply(status=529), "500": Reply(status=500), "reset": RESETS}
+ORDERS = FIRST, SECOND = True, False
+"""Whether the silent upstream is the first one or the second one."""
 POLICIES = {"adaptive": 3.5, "race(2)": 0.0, "after(0.5)": 0.5, "fallback": 3.0}
 """How long each has a cold first upstream be silent before it asks the second one."""
 RETRY_SECS = 4.0
@@ -40,7 +44,7 @@ SLACK_SECS = 1.0
 STAGGER_SECS = 0.05
 
 
-async def ask(wire: str, fault: str, policy: str, *, stream: bool, silent_first: bool) -> str:
+async def ask(wire: str, fault: str, policy: str, stream: bool, silent_first: bool) -> str:
     """Ask a proxy once; returns what was wrong, or nothing."""
     silent = ScriptedProvider("s", wire, HANGS)
     working = ScriptedProvider("w", wire, once=[FAULTS[fault]])
@@ -73,17 +77,32 @@ async def ask(wire: str, fault: str, policy: str, *, stream: bool, silent_first:
     return ", ".join(what for what, is_wrong in wrong.items() if is_wrong)
 
 
-@pytest.mark.parametrize("silent_first", [True, False], ids=["silent first", "silent second"])
-@pytest.mark.parametrize("wire", PATHS)
-async def test_a_failure_beside_a_silence_is_retried(wire: str, silent_first: bool) -> None:
-    cells = list(itertools.product(FAULTS, POLICIES, (True, False)))
+async def all_right(
+    asking: Callable[..., Awaitable[str]], cells: Sequence[tuple[Any, ...]]
+) -> None:
+    """Run cells at the same time, the first ones first; none says what was wrong."""
 
-    async def run(number: int, fault: str, policy: str, stream: bool) -> str:
+    async def run(number: int) -> str:
         await asyncio.sleep(number * STAGGER_SECS)
-        return await ask(wire, fault, policy, stream=stream, silent_first=silent_first)
+        return await asking(*cells[number])
 
-    found = await asyncio.gather(*(run(number, *cell) for number, cell in enumerate(cells)))
+    found = await asyncio.gather(*map(run, range(len(cells))))
     assert {cell: wrong for cell, wrong in zip(cells, found, strict=True) if wrong} == {}
+
+
+async def test_a_failure_beside_a_silence_is_retried() -> None:
+    """The wires read a stream and a whole answer each in its way; the race is the same for all."""
+    await all_right(
+        ask,
+        [
+            *(("openai", "529", policy, True, order) for policy in POLICIES for order in ORDERS),
+            ("openai", "500", "race(2)", False, SECOND),
+            ("openai", "reset", "adaptive", False, FIRST),
+            ("anthropic", "529", "after(0.5)", False, FIRST),
+            ("anthropic", "500", "fallback", True, FIRST),
+            ("anthropic", "reset", "race(2)", True, SECOND),
+        ],
+    )
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -108,8 +127,16 @@ async def test_calm_upstreams_are_asked_as_ever(policy: str) -> None:
 
 # ---- what is no failure of its upstream
 
-GUARD_SECS = 3.0
-WORK_SECS = 4.0
+GUARD_SECS = 0.6
+WORK_SECS = 2.0
+GUARDED = {
+    "adaptive(silence_secs=0.6)": GUARD_SECS,
+    "race(2, silence_secs=0.6)": 0.0,
+    "after(0.5, silence_secs=0.6)": 0.5,
+    "fallback(stall_secs=0.6)": GUARD_SECS,
+}
+"""``POLICIES`` with that guard."""
+ADAPTIVE, RACE, AFTER, FALLBACK = GUARDED
 TIMER_SECS = 0.1
 STEPS = 10
 """How often a request passes the event loop on its way, and is late each time."""
@@ -158,7 +185,7 @@ class Lag:
 
 
 async def rejected(
-    wire: str, status: int, policy: str, lag: Lag, log: Path, *, stream: bool, silent_first: bool
+    wire: str, status: int, policy: str, stream: bool, silent_first: bool, *, lag: Lag, log: Path
 ) -> str:
     """Ask once beside a silence; returns what was wrong, or nothing.
 
@@ -184,7 +211,7 @@ async def rejected(
             secs = time.monotonic() - began
         asked = (len(other.asked), len(silent.asked))
     guard_secs = GUARD_SECS if stream else WORK_SECS
-    asks_secs = POLICIES[policy] if silent_first else 0.0
+    asks_secs = GUARDED[policy] if silent_first else 0.0
     most_secs = asks_secs + guard_secs + SLACK_SECS + STEPS * lag.most_since(began)
     attempts = json.loads(log.read_text())["attempts"]
     rejection, silence = reversed(attempts) if silent_first else attempts
@@ -202,33 +229,38 @@ async def rejected(
     return ", ".join(what for what, is_wrong in wrong.items() if is_wrong)
 
 
-@pytest.mark.parametrize("silent_first", [True, False], ids=["silent first", "silent second"])
-@pytest.mark.parametrize("wire", PATHS)
 async def test_a_rejection_or_nothing_waits_for_a_silent_upstream_as_long_as_the_guard(
-    wire: str, silent_first: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(model_module, "WORK_SECS", WORK_SECS)
-    cells = list(itertools.product((400, 422, 200), POLICIES, (True, False)))
+    logs = (tmp_path / f"{number}.jsonl" for number in itertools.count())
 
-    async def run(number: int, status: int, policy: str, stream: bool) -> str:
-        await asyncio.sleep(number * STAGGER_SECS)
-        log = tmp_path / f"{number}.jsonl"
-        return await rejected(
-            wire, status, policy, lag, log, stream=stream, silent_first=silent_first
-        )
+    async def asking(*cell: Any) -> str:
+        return await rejected(*cell, lag=lag, log=next(logs))
 
     async with Lag() as lag:
-        found = await asyncio.gather(*(run(number, *cell) for number, cell in enumerate(cells)))
-    assert {cell: wrong for cell, wrong in zip(cells, found, strict=True) if wrong} == {}
+        await all_right(
+            asking,
+            [
+                *(("openai", 400, policy, True, order) for policy in GUARDED for order in ORDERS),
+                ("openai", 422, ADAPTIVE, False, SECOND),
+                ("openai", 200, FALLBACK, True, FIRST),
+                ("openai", 200, RACE, False, SECOND),
+                ("anthropic", 400, RACE, True, SECOND),
+                ("anthropic", 422, AFTER, False, FIRST),
+                ("anthropic", 200, AFTER, True, FIRST),
+                ("anthropic", 200, ADAPTIVE, False, SECOND),
+            ],
+        )
 
 
-@pytest.mark.parametrize("policy", ["race(2)", "after(0.5)"])
+@pytest.mark.parametrize("policy", [RACE, AFTER])
 async def test_a_late_loop_makes_the_guard_longer_by_its_lag_only(
     policy: str, tmp_path: Path
 ) -> None:
     async with Lag(BLOCK_SECS) as lag:
         log = tmp_path / "turns.jsonl"
-        wrong = await rejected("openai", 400, policy, lag, log, stream=True, silent_first=True)
+        wrong = await rejected("openai", 400, policy, True, FIRST, lag=lag, log=log)
     assert wrong == ""
 
 
