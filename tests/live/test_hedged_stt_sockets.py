@@ -19,7 +19,7 @@ from tests.support.line import Line
 
 pytestmark = [pytest.mark.live, pytest.mark.realtime]
 
-UTTERANCES = 8
+TEXTS = [SUNDAY, PARKING, SUNDAY]
 BATCH_SECS = 0.1
 
 
@@ -42,8 +42,8 @@ class HedgedCall(Call):
             await asyncio.sleep(BATCH_SECS)
 
 
-@pytest.mark.parametrize("is_behind", [False, True], ids=["vad before", "vad behind"])
-async def test_calm_call_opens_one_socket_and_leaves_none(is_behind: bool) -> None:
+async def hold(is_behind: bool) -> None:
+    """Hold a calm call, and check that it opens one socket and leaves none."""
     reports: list[TranscriptReport] = []
 
     async def take(_: object, report: TranscriptReport) -> None:
@@ -57,14 +57,20 @@ async def test_calm_call_opens_one_socket_and_leaves_none(is_behind: bool) -> No
             stt.add_event_handler("on_transcript_report", take)
             call = HedgedCall(stt, is_behind)
             await stack.enter_async_context(call)
-            for number in range(UTTERANCES):
-                await call.play(PARKING if number % 2 else SUNDAY)
-                await call.finals(number + 1)
+            for number, text in enumerate(TEXTS, 1):
+                await call.play(text)
+                await call.finals(number)
             assert len(first.ledger.open) == 1
             said = [frame.text for frame in call.frames(TranscriptionFrame)]
         await first.ledger.wait_until(lambda ledger: not ledger.open, 5)
         assert len(first.ledger.requests) == 1
         assert second.ledger.requests == []
-    assert said == [SUNDAY, PARKING] * (UTTERANCES // 2)
-    assert len(reports) == UTTERANCES
+    assert said == TEXTS
+    assert len(reports) == len(TEXTS)
     assert not any(report.is_rescued or report.was_replaced for report in reports)
+
+
+async def test_calm_call_opens_one_socket_and_leaves_none() -> None:
+    async with asyncio.TaskGroup() as calls:
+        calls.create_task(hold(is_behind=False), name="vad before")
+        calls.create_task(hold(is_behind=True), name="vad behind")
