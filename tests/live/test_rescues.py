@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 
-async def test_deepgram_rescues_deepgram() -> None:
+async def deepgram_rescues_deepgram() -> None:
     """It finds three ends of speech in the long sentence, which is one transcript."""
     long = ["where is the restaurant", "can we sit outside"]
     async with AsyncExitStack() as stack:  # the simulators end first: some faults answer no close
@@ -44,10 +44,9 @@ async def test_deepgram_rescues_deepgram() -> None:
             finals = second.ledger.requests[0].finals
         assert phone.said == [DELIVER, " ".join(long), PARKING]
         assert finals > 3
-    gc.collect()
 
 
-async def test_rescue_that_sends_retry_after_is_not_asked_before() -> None:
+async def rescue_that_sends_retry_after_is_not_asked_before() -> None:
     """And again from then on; its SDK repeats nothing."""
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(DefaultAsyncHttpxClient())  # Pipecat closes none
@@ -65,6 +64,12 @@ async def test_rescue_that_sends_retry_after_is_not_asked_before() -> None:
             statuses = [entry.status for entry in second.ledger.requests]
         assert phone.said == [PARKING]
         assert statuses == [429, 200]
+
+
+async def test_rescue_that_streams_and_rescue_that_sends_retry_after() -> None:
+    async with asyncio.TaskGroup() as calls:
+        calls.create_task(deepgram_rescues_deepgram())
+        calls.create_task(rescue_that_sends_retry_after_is_not_asked_before())
     gc.collect()
 
 
