@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import Any, Self, TypeAlias
@@ -20,7 +21,7 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from pipecat_hedge import HedgedTTSService, ProviderStats, SpeechReport, Voice
 from pipecat_hedge.tools.simulator import Simulator
-from tests.live.test_voices import SOCKETS, Call, Make
+from tests.live.test_voices import NAMED, SOCKETS, Call, Make
 from tests.no_harm.conditions import Network, network
 
 pytestmark = pytest.mark.live
@@ -82,38 +83,39 @@ async def behind_network(service: Make, script: list[str]) -> AsyncIterator[tupl
             yield net, made
 
 
-@pytest.mark.parametrize("service", SOCKETS)
-async def test_three_lost_connections_silence_no_voice(service: Make) -> None:
+async def all_at_once(hold: Callable[[Make, Around], Coroutine[Any, Any, None]]) -> None:
+    """Hold a call with each service, hedged and bare."""
+    async with asyncio.TaskGroup() as calls:
+        for service, around in itertools.product(SOCKETS, (hedged, bare)):
+            calls.create_task(hold(service, around), name=f"{NAMED[service]}, {around.__name__}")
+
+
+async def test_three_lost_connections_silence_no_voice() -> None:
     """Three connections that are lost within seconds: Pipecat gives the service up for the call."""
     script = [CUT] * 4 + [""] * 9
 
-    async def hold(around: Around, last: list[str]) -> None:
+    async def hold(service: Make, around: Around) -> None:
         async with behind_network(service, script) as (_, made), Turns(around(made)) as call:
             first, *_, before, now = [await call.turn() for _ in range(5)]
             assert first != WORDS
-            assert before == now == last
+            assert before == now == (WORDS if around is hedged else [])
             assert made.is_usable is (around is hedged)
 
-    async with asyncio.TaskGroup() as calls:
-        calls.create_task(hold(hedged, WORDS), name="hedged")
-        calls.create_task(hold(bare, []), name="bare")
+    await all_at_once(hold)
 
 
-@pytest.mark.parametrize("service", SOCKETS)
-async def test_a_provider_that_was_away_for_a_second_is_heard_at_once(service: Make) -> None:
+async def test_a_provider_that_was_away_for_a_second_is_heard_at_once() -> None:
     """Pipecat waits for 4 s and more before it opens a connection that is read."""
 
-    async def hold(around: Around, expected: list[str]) -> None:
+    async def hold(service: Make, around: Around) -> None:
         async with behind_network(service, []) as (net, made), Turns(around(made)) as call:
             assert await call.turn() == WORDS
             net.go_down()
             await asyncio.sleep(1)
             net.come_back()
-            assert await call.turn() == expected
+            assert await call.turn() == (WORDS if around is hedged else [])
 
-    async with asyncio.TaskGroup() as calls:
-        calls.create_task(hold(hedged, WORDS), name="hedged")
-        calls.create_task(hold(bare, []), name="bare")
+    await all_at_once(hold)
 
 
 class Provider:
