@@ -21,17 +21,18 @@ DRAIN = HedgePolicy.race(2, losers="drain")
 
 @pytest.mark.parametrize("wire", WIRES)
 async def test_failures_are_classified(wire: str, sim: Simulator) -> None:
-    """Load (``is_busy``), a lost connection (``is_connection``), or neither."""
-    busy, lost, neither = (True, False), (False, True), (False, False)
-    overloaded = busy if wire == "anthropic" else neither  # its in-band error is overloaded_error
+    """As load, as a lost connection, and as lasting, for any prompt or for this one."""
+    overloaded = wire == "anthropic"  # its in-band error is overloaded_error
     cases = {
-        **dict.fromkeys(["429", "529", "busy_in_band"], busy),
-        **dict.fromkeys(["reset", "refused"], lost),
-        **dict.fromkeys(["500", "503", "402", "401"], neither),
-        "error_in_band": overloaded,
+        **dict.fromkeys(["429", "529", "busy_in_band"], {"is_busy"}),
+        **dict.fromkeys(["reset", "refused"], {"is_connection"}),
+        **dict.fromkeys(["402", "500", "503"], set[str]()),
+        "error_in_band": {"is_busy"} if overloaded else set[str](),
+        **dict.fromkeys(["401", "403", "404"], {"permanent"}),
+        **dict.fromkeys(["400", "413", "422"], {"permanent", "is_of_prompt"}),
     }
 
-    async def classified(fault: str) -> tuple[bool, bool]:
+    async def classified(fault: str) -> set[str]:
         refused = fault == "refused"
         behaviour = "fixed" if refused else f"fixed@fault={fault}"
         service = simulated(wire, sim, behaviour, url=sim.refused_url if refused else None)
@@ -40,7 +41,8 @@ async def test_failures_are_classified(wire: str, sim: Simulator) -> None:
         await close(service)
         (frame,) = line.errors
         error = attempt_error(frame)
-        return error.is_busy, error.is_connection
+        flags = ("is_busy", "is_connection", "permanent", "is_of_prompt")
+        return {flag for flag in flags if getattr(error, flag)}
 
     found = await asyncio.gather(*map(classified, cases))
     assert dict(zip(cases, found, strict=True)) == cases
