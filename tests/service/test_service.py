@@ -6,6 +6,8 @@ import asyncio
 import dataclasses
 import json
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,7 @@ from pipecat_hedge.race import DrainedAnswer
 from pipecat_hedge.service import CONTINUE
 from pipecat_hedge.service.provider_client import _read_response
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
+from tests.no_harm.virtual import Scripts
 from tests.service.builders import (
     NEVER,
     Inferring,
@@ -404,6 +407,62 @@ async def test_fallback_text_follows_an_uncontinued_answer(
     assert report.ttft_secs == pytest.approx(0.2)
     why = "the answer broke off and was not continued (a: server, b: server)"
     assert report.degraded_reason == (why if fallback_text else None)
+
+
+SILENCED: dict[str, tuple[int, Callable[..., HedgePolicy]]] = {
+    "adaptive": (2, HedgePolicy.adaptive),
+    "fallback": (2, HedgePolicy.fallback),
+    "after(0.5)": (2, partial(HedgePolicy.after, 0.5)),
+    "race(2)": (2, partial(HedgePolicy.race, 2)),
+    "race(2) of three": (3, partial(HedgePolicy.race, 2)),
+    "race(3) of four": (4, partial(HedgePolicy.race, 3)),
+    "adaptive of three": (3, partial(HedgePolicy.adaptive, max_attempts=3)),
+}
+"""Numbers of providers, and policies."""
+
+
+@pytest.mark.parametrize("fallback_text", [None, "Sorry?"])
+@pytest.mark.parametrize("end", ["breaks", "stalls"])
+@pytest.mark.parametrize("policy", SILENCED)
+async def test_broken_answer_ends_when_its_replacements_are_silent(
+    policy: str, end: str, fallback_text: str | None
+) -> None:
+    """Each has ``stall_secs``; what was said stays, and the next turn is answered."""
+    count, make = SILENCED[policy]
+    silent: list[Step] = [Wait(NEVER)]
+    scripts = [CUT if end == "breaks" else [*CUT[:-1], *silent], *[silent] * (count - 1)]
+    llms = [Scripts(partial(scripts.__getitem__, n), None) for n in range(count)]
+    llm = racing(*llms, policy=make(stall_secs=0.7, fallback_text=fallback_text))
+    async with Line(llm) as line:
+        began_at = asyncio.get_running_loop().time()
+        await line.ask()
+        secs = line.times(LLMFullResponseEndFrame)[0] - began_at
+        text, errors, framing = line.text, len(line.errors), line.framing
+        has_replacement = sum(len(each.contexts) for each in llms) > count
+        well: list[Step] = [Say("Yes.")]
+        scripts[:] = [well] * count
+        line.forget()
+        await line.ask()
+        assert line.text == "Yes."
+    broke_secs = 0.1 + (0.7 if end == "stalls" else 0.0)
+    assert secs <= broke_secs + (count - 1) * 0.7 + 0.01
+    assert secs >= 0.7 or (policy.startswith("race") and not has_replacement)
+    assert (errors, framing.count("<"), framing.count(">")) == (1, 1, 1)
+    whole, _, rest = text.partition("We are open till nine.")
+    assert whole == ""
+    assert rest.endswith(fallback_text or "")
+    said = rest.removesuffix(fallback_text or "").rstrip().removesuffix("...").rstrip()
+    assert " Shall I".startswith(said)
+
+
+async def test_broken_answer_is_continued_by_a_third_provider_beside_a_silent_one() -> None:
+    llms = scripted(*CUT), scripted(Wait(NEVER)), scripted(Wait(0.1), Say(" Do come by."))
+    policy = HedgePolicy.adaptive(max_attempts=3, stall_secs=0.7)
+    secs, line = await _secs(racing(*llms, policy=policy))
+    assert line.text.startswith("We are open till nine.")
+    assert line.text.endswith(" Do come by.")
+    assert (line.errors, line.framing.count("<"), line.framing.count(">")) == ([], 1, 1)
+    assert secs == pytest.approx(0.1 + 0.7 + 0.1)
 
 
 async def test_stream_break_after_a_tool_call_is_no_failure() -> None:
