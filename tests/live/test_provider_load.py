@@ -22,14 +22,16 @@ DRAIN = HedgePolicy.race(2, losers="drain")
 @pytest.mark.parametrize("wire", WIRES)
 async def test_failures_are_classified(wire: str, sim: Simulator) -> None:
     """As load, as a lost connection, and as lasting, for any prompt or for this one."""
-    overloaded = wire == "anthropic"  # its in-band error is overloaded_error
+    busy, lost, lasting, neither = {"is_busy"}, {"is_connection"}, {"permanent"}, set[str]()
+    of_prompt = {"permanent", "is_of_prompt"}
     cases = {
-        **dict.fromkeys(["429", "529", "busy_in_band"], {"is_busy"}),
-        **dict.fromkeys(["reset", "refused"], {"is_connection"}),
-        **dict.fromkeys(["402", "500", "503"], set[str]()),
-        "error_in_band": {"is_busy"} if overloaded else set[str](),
-        **dict.fromkeys(["401", "403", "404"], {"permanent"}),
-        **dict.fromkeys(["400", "413", "422"], {"permanent", "is_of_prompt"}),
+        **dict.fromkeys(["429", "529", "busy_in_band"], busy),
+        **dict.fromkeys(["reset", "refused"], lost),
+        **dict.fromkeys(["500", "503", "402"], neither),
+        # Anthropic's is overloaded_error.
+        "error_in_band": busy if wire == "anthropic" else neither,
+        **dict.fromkeys(["401", "403", "404"], lasting),
+        **dict.fromkeys(["400", "413", "422"], of_prompt),
     }
 
     async def classified(fault: str) -> set[str]:
