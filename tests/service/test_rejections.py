@@ -194,6 +194,18 @@ UNHURRIED = {
 }
 
 
+@pytest.mark.parametrize(
+    ("status", "third"), [(400, "a"), (413, "a"), (422, "a"), (401, "b"), (403, "b"), (404, "b")]
+)
+async def test_provider_that_rejects_a_prompt_is_last_in_the_next_turn_only(
+    status: int, third: str
+) -> None:
+    a, b = Replying(once=[rejects(status)]), Replying()
+    async with calling(HedgePolicy.fallback(), a=a, b=b) as call:
+        await call.ask(3)
+    assert [turn.asked for turn in call.turns] == ["ab", "b", third]
+
+
 @pytest.mark.parametrize("policy", UNHURRIED)
 @pytest.mark.parametrize(
     ("status", "is_twice"), [(401, False), (403, False), (404, False), (400, True), (422, True)]
