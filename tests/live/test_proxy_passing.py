@@ -301,8 +301,20 @@ async def sdk_view(url: str, answer: Answer, *, through: str = "m") -> list[Any]
         return found
 
 
-@pytest.mark.parametrize("upstreams", [1, 2])
-@pytest.mark.parametrize("name", [*ANSWERS, *NOTHING])
+ALONE = [
+    *("gpt content_filter", "gpt custom call without a mark", "gpt text without a mark"),
+    *("gpt last event without its blank line", "gpt JSON for a stream", "gpt lines for a stream"),
+    *("gpt whole of another form", "claude stop_reason alone", "claude call without a mark"),
+    *("gpt empty", "gpt not events", "gpt whole nothing"),
+    *("claude tool_use without a call", "claude whole empty"),
+]
+"""Answers with different ends: the bytes of a single upstream pass before its end is known."""
+
+
+@pytest.mark.parametrize(
+    ("name", "upstreams"),
+    [*((name, 2) for name in (*ANSWERS, *NOTHING)), *((name, 1) for name in ALONE)],
+)
 async def test_an_answer_s_own_bytes_pass(name: str, upstreams: int) -> None:
     answer = ANSWERS.get(name) or NOTHING[name]
     async with (
@@ -318,7 +330,14 @@ async def test_an_answer_s_own_bytes_pass(name: str, upstreams: int) -> None:
         assert await sdk_view(url, answer, through=answer.wire) == direct
 
 
-@pytest.mark.parametrize("name", [*ANSWERS, *NOTHING])
+KEPT_OR_NOT = [
+    *("gpt content_filter", "gpt unknown delta", "gpt text without a mark"),
+    *("gpt JSON for a stream", "gpt whole custom call", "claude pause_turn"),
+    "claude whole thinking used up",
+]
+
+
+@pytest.mark.parametrize("name", [*KEPT_OR_NOT, *NOTHING])
 async def test_a_repeat_gets_the_same_bytes_whether_they_are_kept_or_not(name: str) -> None:
     answer = ANSWERS.get(name) or NOTHING[name]
     async with (
@@ -500,11 +519,24 @@ async def test_an_answer_of_unknown_form_is_not_continued(wire: str) -> None:
 TAIL = b": bye\n\n"
 
 
-@pytest.mark.parametrize("ends", ["at once", "later", "never"])
 @pytest.mark.parametrize(
-    ("upstreams", "options"), [(1, {}), (2, {}), (2, {"continue": True}), (1, {"cache_secs": 60})]
+    ("name", "upstreams", "options", "ends"),
+    [
+        ("openai", 1, {}, "at once"),
+        ("anthropic", 1, {}, "later"),
+        ("gpt empty", 1, {}, "never"),
+        ("openai", 2, {}, "later"),
+        ("anthropic", 2, {}, "never"),
+        ("gpt empty", 2, {}, "at once"),
+        ("openai", 2, {"continue": True}, "never"),
+        ("anthropic", 2, {"continue": True}, "at once"),
+        ("gpt empty", 2, {"continue": True}, "later"),
+        ("openai", 1, {"cache_secs": 60}, "never"),
+        ("anthropic", 1, {"cache_secs": 60}, "later"),
+        ("gpt empty", 1, {"cache_secs": 60}, "at once"),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("name", ["openai", "anthropic", "gpt empty"])
 async def test_what_follows_the_end_mark_passes_too(
     name: str, upstreams: int, options: dict[str, Any], ends: str
 ) -> None:
