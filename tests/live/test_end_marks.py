@@ -252,10 +252,21 @@ RESET = "connectivity"
 # ---- text
 
 
-@each_wire
-@pytest.mark.parametrize("commit", ["first_token", "first_sentence"])
 @pytest.mark.parametrize(
-    "said", ["", " ", "We are open ti", "We are open till", OPENING + " The", "Please wait, "]
+    ("wire", "said", "commit"),
+    [
+        ("openai", "", "first_token"),
+        ("anthropic", "", "first_sentence"),
+        ("responses", "", "first_token"),
+        ("openai", " ", "first_sentence"),
+        ("anthropic", "We are open ti", "first_token"),
+        ("responses", "We are open till", "first_sentence"),
+        ("openai", OPENING + " The", "first_sentence"),
+        ("responses", OPENING + " The", "first_token"),
+        ("openai", "Please wait, ", "first_token"),
+        ("anthropic", "Please wait, ", "first_token"),
+        ("responses", "Please wait, ", "first_sentence"),
+    ],
 )
 async def test_answer_without_its_end_is_continued(wire: str, said: str, commit: str) -> None:
     found = await heard(wire, WELL[wire], text(wire, said), commit=commit)
@@ -290,9 +301,17 @@ async def test_answers_without_their_ends_open_the_breaker(wire: str) -> None:
 QUOTED = json.dumps({"finish_reason": "stop", "stop_reason": "end_turn"})
 
 
-@pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
-@pytest.mark.parametrize("chunk_bytes", [1, 7, 65_536])
-@each_wire
+@pytest.mark.parametrize(
+    ("wire", "chunk_bytes", "newline"),
+    [
+        ("openai", 1, b"\n"),
+        ("anthropic", 1, b"\r\n"),
+        ("responses", 7, b"\n"),
+        ("openai", 7, b"\r\n"),
+        ("anthropic", 65_536, b"\n"),
+        ("responses", 65_536, b"\r\n"),
+    ],
+)
 async def test_end_is_found_in_any_framing(wire: str, chunk_bytes: int, newline: bytes) -> None:
     """An answer may quote an end mark."""
     streams = [text(wire, QUOTED) + end(wire), text(wire, QUOTED)]
@@ -319,10 +338,6 @@ async def test_event_without_a_reason_is_no_end(last: bytes) -> None:
     assert (found.text, found.failures) == (OPENING + REST, [RESET, None])
 
 
-def claude_end(reason: str) -> bytes:
-    return end("anthropic", reason).partition(b"event: message_stop")[0]
-
-
 TOKENS = {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}
 USAGE = sse({"object": "chat.completion.chunk", "choices": [], "usage": TOKENS})
 
@@ -331,21 +346,22 @@ USAGE = sse({"object": "chat.completion.chunk", "choices": [], "usage": TOKENS})
     ("wire", "last"),
     [
         ("openai", b"data: [DONE]\n\n"),
-        *(("openai", chunk(reason)) for reason in ("stop", "length", "content_filter", "eos")),
+        ("openai", chunk("eos")),
         ("openai", chunk("stop").replace(b" ", b"")),
         ("openai", chunk("length") + USAGE + b"data: [DONE]\n\n"),
-        *(("anthropic", claude_end(reason)) for reason in ("end_turn", "max_tokens", "refusal")),
+        ("anthropic", end("anthropic", "max_tokens").partition(b"event: message_stop")[0]),
         ("anthropic", sse({"type": "message_stop"})),
     ],
+    ids=["[DONE]", "any reason", "no spaces", "usage behind it", "Claude's reason", "message_stop"],
 )
 async def test_answer_with_an_end_mark_is_whole(wire: str, last: bytes) -> None:
     found = await heard(wire, WELL[wire], text(wire, "We are open till") + last)
     assert (found.text, found.failures, found.asked) == ("We are open till", [None], ["a"])
 
 
-@each_wire
 @pytest.mark.parametrize(
-    "said", [OPENING, "Is it?!", "She said “Come by.”", "Come by! 👋", "**Come by.**\n"]
+    ("wire", "said"),
+    [("openai", "Come by! 👋"), ("anthropic", "She said “Come by.”"), ("responses", "**Come.**\n")],
 )
 async def test_text_that_ends_a_sentence_is_whole(wire: str, said: str) -> None:
     found = await heard(wire, WELL[wire], text(wire, said))
@@ -383,13 +399,22 @@ async def test_answer_that_its_server_ends_early_is_continued(wire: str, reason:
 # ---- tool calls
 
 CUT = '{"party": "tw'
-GLUED = text("openai", CHECK) + 2 * (piece("", "book") + piece(json.dumps(PARTY)))
 
 
-@each_wire
-@pytest.mark.parametrize("well", [True, False])
-@pytest.mark.parametrize("said", [CHECK, ""])
-@pytest.mark.parametrize("arguments", ["", "{", CUT])
+@pytest.mark.parametrize(
+    ("wire", "arguments", "said", "well"),
+    [
+        ("openai", "", CHECK, True),
+        ("anthropic", "", "", False),
+        ("responses", "", CHECK, False),
+        ("openai", "{", "", False),
+        ("anthropic", "{", CHECK, True),
+        ("responses", "{", "", True),
+        ("openai", CUT, CHECK, True),
+        ("anthropic", CUT, CHECK, False),
+        ("responses", CUT, "", True),
+    ],
+)
 async def test_cut_call_is_made_by_the_other_provider(
     wire: str, arguments: str, said: str, well: bool
 ) -> None:
@@ -402,13 +427,18 @@ async def test_cut_call_is_made_by_the_other_provider(
     assert found.failures == [RESET if well else "incomplete_call", None]
 
 
-@pytest.mark.parametrize("last", [b"", end("openai", "tool_calls"), end("openai", "length")])
+BOTH_HAVE_INDEX_0 = 2 * (piece("", "book") + piece(json.dumps(PARTY)))
+TWICE_AT_ONCE = 2 * piece(json.dumps(PARTY), "book")
+
+
 @pytest.mark.parametrize(
-    "calls",
+    ("calls", "last"),
     [
-        2 * (piece("", "book") + piece(json.dumps(PARTY))),  # both have index 0
-        2 * piece(json.dumps(PARTY), "book"),
-        piece(CUT, "book"),
+        pytest.param(BOTH_HAVE_INDEX_0, b"", id="both have index 0, no end"),
+        pytest.param(BOTH_HAVE_INDEX_0, end("openai", "tool_calls"), id="both have index 0"),
+        pytest.param(TWICE_AT_ONCE, b"", id="twice at once, no end"),
+        pytest.param(TWICE_AT_ONCE, end("openai", "length"), id="twice at once, length"),
+        pytest.param(piece(CUT, "book"), end("openai", "tool_calls"), id="cut"),
     ],
 )
 async def test_call_that_the_service_cannot_parse_is_made_by_the_other_provider(

@@ -8,7 +8,7 @@ import pytest
 
 from pipecat_hedge.service.sentences import SentenceFinder, is_whole_sentence
 
-WHOLE = ["We are open.", "Is it nine? ", "\u4f60\u597d\u3002", "", " \n"]
+WHOLE = ["We are open.", "Is it nine? ", "\u4f60\u597d\u3002", "", " \n", "**Come.**\n"]
 WHOLE += ["Really?!", "*Come by!* \U0001f44b", "(We are open.)", "She said “Come by.”"]
 OPEN = ["We are", "Ask Dr.", "It costs 3.", "At 9 a.m.", "Well,", "Take “the", "Wait..."]
 
