@@ -86,6 +86,10 @@ async def test_outage_is_logged_once_and_observations_are_shared_afterwards(
     assert server.counted() == {CLAUDE.key: 200}
     server.control.flushall()
     assert await sync(stats), "an empty one is no problem"
+    observe(stats)
+    assert await sync(stats)
+    assert server.counted() == {CLAUDE.key: 100}
+    assert len(logged) == 2
     assert "secret" not in str(logged)
 
 
