@@ -47,8 +47,9 @@ FAULTS = [
     "fault=1008",
     "fault=cut",
 ]
-
 BREAKING = ("fault=1008", "fault=cut")
+KINDS = ("fault=silent", *BREAKING)
+"""Nothing comes, the provider rejects, an answer breaks off."""
 
 
 @asynccontextmanager
@@ -85,8 +86,13 @@ async def test_a_well_voice_speaks_alone(service: Make) -> None:
         assert not call.errors
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("service", [*SOCKETS, openai])
+@pytest.mark.parametrize(
+    ("service", "fault"),
+    [
+        *((cartesia, fault) for fault in FAULTS),
+        *((each, fault) for each in (elevenlabs, deepgram, openai) for fault in KINDS),
+    ],
+)
 async def test_a_voice_in_trouble_is_spoken_for(service: Make, fault: str) -> None:
     keys = dict(pair.split("=") for pair in fault.split("&"))
     async with hedging(service, **keys) as (_, call):
