@@ -178,8 +178,10 @@ async def test_an_sdk_sees_the_same_directly_and_through_the_proxy(
         assert await outcome(ask, url) == await outcome(ask, sim.url, MODEL)
 
 
-@pytest.mark.parametrize("upstreams", [1, 2])
-@pytest.mark.parametrize("fault", PASSED)
+@pytest.mark.parametrize(
+    ("fault", "upstreams"),
+    [*((fault, 1) for fault in PASSED), ("400", 2), ("429", 2), ("error_in_band", 2)],
+)
 async def test_an_sdk_raises_the_same_when_every_upstream_fails(
     sim: Simulator, fault: str, upstreams: int
 ) -> None:
