@@ -27,21 +27,27 @@ STALLS = f"fixed@ttft=0.02,fault=stall,answer={ANSWER}"
 BREAKS = f"fixed@ttft=0.02,fault=cut,answer={ANSWER}"
 
 
-@pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize(
-    ("first", "open_requests", "heard", "outcomes"),
+    ("wire", "first", "open_requests", "heard", "outcomes"),
     [
-        pytest.param("fixed@ttft=30", 2, "", ["interrupted"] * 2, id="before the commit"),
-        pytest.param(
-            STALLS, 1, "We are open till nine.", ["interrupted", "superseded"], id="mid-answer"
+        *(
+            pytest.param(
+                wire, "fixed@ttft=30", 2, "", ["interrupted"] * 2, id=f"{wire}, before the commit"
+            )
+            for wire in WIRES
         ),
         pytest.param(
-            BREAKS, 1, "We are open till nine.", ["failed", "interrupted"], id="continuation"
+            *("anthropic", STALLS, 1, "We are open till nine.", ["interrupted", "superseded"]),
+            id="anthropic, mid-answer",
+        ),
+        pytest.param(
+            *("openai", BREAKS, 1, "We are open till nine.", ["failed", "interrupted"]),
+            id="openai, continuation",
         ),
     ],
 )
 async def test_every_request_is_closed(
-    first: str, open_requests: int, heard: str, outcomes: list[str], wire: str, sim: Simulator
+    wire: str, first: str, open_requests: int, heard: str, outcomes: list[str], sim: Simulator
 ) -> None:
     """Within 50 ms, at the provider; what was spoken stays in the conversation."""
     members = [simulated(wire, sim, first), simulated(wire, sim, "fixed@ttft=30")]
