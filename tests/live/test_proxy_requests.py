@@ -41,14 +41,14 @@ async def post(
 # ---- what is sent
 
 
-def deflated(body: bytes) -> bytes:
-    return zlib.compress(body)
-
-
-@WIRES
 @pytest.mark.parametrize(
-    ("encoding", "pack"),
-    [("gzip", gzip.compress), ("GZIP", gzip.compress), ("deflate", deflated), ("identity", bytes)],
+    ("wire", "encoding", "pack"),
+    [
+        ("openai", "gzip", gzip.compress),
+        ("anthropic", "GZIP", gzip.compress),
+        ("openai", "deflate", zlib.compress),
+        ("anthropic", "identity", bytes),
+    ],
 )
 async def test_a_packed_body_is_sent_on_unpacked_and_says_so(
     wire: str, encoding: str, pack: Any
@@ -66,19 +66,18 @@ async def test_a_packed_body_is_sent_on_unpacked_and_says_so(
     assert asked.headers["content-length"] == str(len(asked.body))
 
 
-@WIRES
 @pytest.mark.parametrize(
-    ("headers", "status"),
+    ("wire", "headers", "status"),
     [
-        ([("Content-Encoding", "gzip, gzip")], 415),
-        ([("Content-Encoding", "gzip"), ("Content-Encoding", "gzip")], 415),
-        ([("Content-Encoding", "gzip, br")], 415),
-        ([("Content-Encoding", "x-gzip")], 415),
-        ([("Content-Encoding", "compress")], 415),
-        ([("Content-Encoding", "br")], 400),  # aiohttp cannot unpack it here
-        ([("Content-Encoding", "zstd")], 400),
-        ([("Content-Encoding", "gzip")], 400),  # but it is not
-        ([], 400),
+        ("openai", [("Content-Encoding", "gzip, gzip")], 415),
+        ("anthropic", [("Content-Encoding", "gzip"), ("Content-Encoding", "gzip")], 415),
+        ("openai", [("Content-Encoding", "gzip, br")], 415),
+        ("anthropic", [("Content-Encoding", "x-gzip")], 415),
+        ("openai", [("Content-Encoding", "compress")], 415),
+        ("anthropic", [("Content-Encoding", "br")], 400),  # aiohttp cannot unpack it here
+        ("openai", [("Content-Encoding", "zstd")], 400),
+        ("anthropic", [("Content-Encoding", "gzip")], 400),  # but it is not
+        ("openai", [], 400),
     ],
 )
 async def test_a_body_that_cannot_be_unpacked_is_not_sent(
@@ -139,15 +138,14 @@ async def test_a_model_with_a_slash_in_its_name_is_found(name: str) -> None:
 
 
 NO_STORE = [
-    [("Cache-Control", "no-store")],
-    [("Cache-Control", "No-Store")],
-    [("Cache-Control", "max-age=0, No-Store")],
-    [("Cache-Control", "max-age=0"), ("cache-control", "private , NO-STORE")],
+    ("openai", [("Cache-Control", "no-store")]),
+    ("anthropic", [("Cache-Control", "No-Store")]),
+    ("openai", [("Cache-Control", "max-age=0, No-Store")]),
+    ("anthropic", [("Cache-Control", "max-age=0"), ("cache-control", "private , NO-STORE")]),
 ]
 
 
-@WIRES
-@pytest.mark.parametrize("headers", NO_STORE)
+@pytest.mark.parametrize(("wire", "headers"), NO_STORE)
 async def test_no_store_is_honoured_however_it_is_written(wire: str, headers: Any) -> None:
     async with (
         scripted(answering(SENTENCES[wire][0])) as upstream,
