@@ -145,11 +145,7 @@ UNWELL: dict[str, tuple[str, Callable[[], Any], str, float]] = {
         "a",
         0.3,
     ),
-    "Retry-After of both": ("++", lambda: (rests("a", 60), rests("b", 30)), "b", 0.2),
-    "rejecting and alone": ("+", lambda: (rejects("a"), rests("a", 60)), "a", 0.2),
     "rejecting, the other failed": ("-+", lambda: rejects("b"), "b", 0.3),
-    "rejecting, the other's breaker open": ("++", lambda: (rejects("a"), opened("b")), "b", 0.2),
-    "the other's half-open": ("++", lambda: (rejects("a"), opened("b", HALF_OPEN_SECS)), "b", 0.2),
     "rejecting replacement": ("-++", lambda: (rejects("b"), opened("c")), "c", 0.3),
     "replacement's rate limit used up": ("-++", lambda: uses_up("b"), "c", 0.3),
 }
@@ -185,9 +181,7 @@ class TestBreakers:
     @pytest.mark.parametrize(
         "faulty",
         [
-            lambda: scripts([ErrorFrame("no", exception=LLMContextConversionError(OSError()))]),
             lambda: Raising(LLMContextConversionError(OSError())),
-            lambda: scripts([Error(category=ErrorCategory.APPLICATION)]),
             lambda: scripts([Error(category=ErrorCategory.INVALID_REQUEST)]),
         ],
     )
