@@ -308,51 +308,6 @@ def left_in(tts: HedgedTTSService) -> list[object]:
 # ---- figures
 
 
-async def test_a_user_s_ten_calls_are_heard_and_remembered_whole() -> None:
-    """7 of 56 sentences are silent for 3 s, their ends come after 7 to 19 s (pipecat, 2026-11)."""
-    rng = random.Random(7)
-    silent = set(rng.sample(range(56), 7))
-    texts = [f"This is the sentence number {each} of them." for each in range(56)]
-    answers = [" ".join(texts[at : at + 6]) for at in range(0, 60, 6) if texts[at : at + 6]]
-    found: dict[str, tuple[int, int, float]] = {}
-    for kind in ("bare", "hedged"):
-        heard = told = 0
-        longest = characters = 0.0
-        stats = ProviderStats()
-        for answer in answers:
-            first = ScriptedVoice(reuse_context_id_within_turn=False)
-            first.script = lambda _, first=first: (
-                Says(after_secs=rng.uniform(7, 19))
-                if int(first.asked[-1][1].split()[-3]) in silent
-                else Says(after_secs=rng.lognormvariate(-1.8, 0.3))
-            )
-            second = ScriptedVoice(lambda _: Says(after_secs=rng.lognormvariate(-1.8, 0.3)))
-            tts: TTSService = first
-            if kind == "hedged":
-                voices = [Voice("first", first), Voice("second", second, same_voice=True)]
-                tts = HedgedTTSService(voices, stats=stats, sample_rate=RATE)
-            spoken = Spoken(tts, [answer])
-            async with spoken.call as call:
-                call.context.add_message({"role": "user", "content": "And?"})
-                await call.play(ask, 60)
-                said = spoken.ear.text()
-                heard += sum(bare(each) in said for each in texts if each in answer)
-                told += sum(word not in said for word in bare(" ".join(call.remembered)).split())
-                longest = max([longest, *spoken.ear.gaps()])
-                characters += sum(len(text) for _, text in second.asked) / len(" ".join(texts))
-                if kind == "hedged":
-                    assert said == bare(answer)
-                    assert call.remembered == [answer]
-        found[kind] = heard, told, longest
-        print(
-            f"{kind}: {heard} of 56 heard, {told} unsaid words told, longest gap {longest:.2f} s,"
-            f" characters {1 + characters:.2f}"
-        )
-    assert found["hedged"][0] == 56
-    assert found["hedged"][2] < 0.3
-    assert found["bare"][0] < 56
-
-
 @pytest.mark.slow
 async def test_calm_sentences_are_asked_once() -> None:
     rng = random.Random(3)
