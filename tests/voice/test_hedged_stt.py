@@ -155,14 +155,6 @@ async def test_late_interim_transcripts_interrupt_no_answer() -> None:
     assert len(heard.contexts) == 60
 
 
-@pytest.mark.slow
-async def test_calm_recogniser_is_never_rescued() -> None:
-    talk = Talk(lambda number: [(random.Random(number).uniform(0, 0.15), text(number))])
-    heard = await talk.hold(400, pause_secs=lambda _: 1.5)
-    assert talk.rescue.heard == []
-    assert len(heard.contexts) == 400
-
-
 async def test_rescue_that_fails_changes_nothing() -> None:
     """What the primary says late counts then, as without a rescue."""
     talk = Talk(
