@@ -72,8 +72,7 @@ async def test_late_transcripts_of_a_rescued_utterance_interrupt_no_answer() -> 
     rescue = ScriptedRescue(lambda _: text(numbers[-1]))
     stt = HedgedSTTService(ScriptedSTT(script, constant_secs=1.0), rescue, stats=ProviderStats())
     in_silence, by_caller = await interruptions(stt)
-    bare = await interruptions(ScriptedSTT(late_tenth, constant_secs=1.0))
-    print(f"hedged {in_silence}, {len(rescue.heard)} rescued; bare {bare[0]} in silence")
+    print(f"{in_silence} in silence, {len(rescue.heard)} rescued")
     assert len(rescue.heard) >= 15
     assert by_caller == 2 * UTTERANCES
     assert in_silence == 0
