@@ -115,16 +115,3 @@ def test_provider_has_its_share_again_within_90_seconds(
     assert share_at <= 90
     assert max(server.rate(back + t, back + t + 4.0) for t in range(105)) < 1.5 * usual
     assert lost(fleet.turns(back, back + 100.0)) == 0.0
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_every_permit_comes_back(mode: AdmissionMode) -> None:
-    fleet = Fleet(mode=mode)
-    fleet.run(15.0)
-    for server, queues in zip(fleet.servers.values(), (math.inf, 5.0, 0.0), strict=True):
-        server.capacity, server.queues = 8, queues
-    fleet.run(40.0)
-    fleet.hangs_up_at = 40.0
-    fleet.run(120.0)
-    for health in fleet.processes:
-        assert [standing(health, name, fleet.now).in_flight for name in NAMES] == [0, 0, 0]

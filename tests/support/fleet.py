@@ -106,7 +106,6 @@ class Fleet(VirtualTime):
         told: Every turn that is over.
         servers: The providers.
         processes: Each process's registry.
-        hangs_up_at: From then on no caller asks any more.
     """
 
     def __init__(
@@ -123,7 +122,6 @@ class Fleet(VirtualTime):
         self._mode: AdmissionMode = mode
         super().__init__()
         self._stream_secs = stream_secs
-        self.hangs_up_at = math.inf
         self.told: list[Told] = []
         self.servers = {name: Server(capacity) for name in NAMES}
         self.processes = [ProviderRegistry(random.Random(n)) for n in range(processes)]
@@ -138,8 +136,6 @@ class Fleet(VirtualTime):
     # ---- a turn
 
     def _ask(self, process: int, tier: Tier, session: int) -> None:
-        if self.now >= self.hangs_up_at:
-            return
         self._admit(Turn(process, tier, self.now, session), "primary")
         health = self.processes[process]
         for name in NAMES:
