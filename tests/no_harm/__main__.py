@@ -9,6 +9,7 @@ import sys
 import time
 
 from tests.no_harm.figures import BARE
+from tests.no_harm.provider import two_providers
 from tests.no_harm.scenarios import SCENARIOS
 
 
@@ -28,7 +29,8 @@ def main() -> int:
     for name in args.scenarios:
         print(f"\n{name}, at {time.strftime('%H:%M:%S')}, load {os.getloadavg()[0]:.1f}: ", end="")
         print((SCENARIOS[name].__doc__ or "").strip(), flush=True)
-        result = asyncio.run(SCENARIOS[name](pace=args.pace))
+        with two_providers() as providers:
+            result = asyncio.run(SCENARIOS[name](providers, pace=args.pace))
         print(result.table())
         for arm in (a for a in result.arms if a not in BARE and BARE[0] in result.arms):
             for harm in result.harms(arm):

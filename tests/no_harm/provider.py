@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
 
 from pipecat_hedge.cli import main
 from pipecat_hedge.providers import PROFILES, LatencyProfile
@@ -42,6 +45,22 @@ class ProviderProcess(SimulatorProcess):
     def __init__(self, *, seed: int = 0):
         super().__init__(seed=seed)
         self._command = [part.replace("pipecat_hedge.cli", __spec__.name) for part in self._command]
+
+    def forget(self) -> None:
+        """Restore the usual conditions, and delete the requests, of which none may be open."""
+        self.set_conditions()
+        assert self.ledger(wait_secs=5)["open"] == 0
+        self.clear_ledger()
+
+
+Providers: TypeAlias = tuple[ProviderProcess, ProviderProcess]
+
+
+@contextmanager
+def two_providers() -> Iterator[Providers]:
+    """Start the first and the second provider, which have draws of their own."""
+    with ProviderProcess(seed=1) as one, ProviderProcess(seed=2) as two:
+        yield one, two
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 
 from tests.no_harm.figures import BARE, Comparison
+from tests.no_harm.provider import Providers, two_providers
 from tests.no_harm.scenarios import (
     LOSERS_LATE,
     SCENARIOS,
@@ -20,9 +22,23 @@ from tests.no_harm.scenarios import (
 pytestmark = [pytest.mark.realtime, pytest.mark.timeout(240)]
 
 
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Providers]:
+    with two_providers() as providers:
+        yield providers
+
+
+@pytest.fixture
+def providers(processes: Providers) -> Providers:
+    """As if they had just started: see also the scenarios' models."""
+    for provider in processes:
+        provider.forget()
+    return processes
+
+
 @pytest.mark.usefixtures("uncollected")
-def test_the_losers_of_a_race_are_closed_at_once() -> None:
-    result = asyncio.run(race_losers(pace=0.5))
+def test_the_losers_of_a_race_are_closed_at_once(providers: Providers) -> None:
+    result = asyncio.run(race_losers(providers, pace=0.5))
     _show(result)
     assert result.figures("hedged").lost == 0
     assert result.counts[LOSERS_LATE] <= 0.04 * result.figures("hedged").turns
@@ -33,14 +49,15 @@ def test_the_losers_of_a_race_are_closed_at_once() -> None:
     ("name", "pace"),
     [
         ("blip", 0.7),
-        ("thinking", 0.4),
         ("blocked_loop", 0.6),
         ("neighbours", 0.6),
         ("busy_loop", 0.7),
     ],
 )
-def test_nothing_is_worse_than_with_the_bare_service(name: str, pace: float) -> None:
-    result = asyncio.run(SCENARIOS[name](pace=pace))
+def test_nothing_is_worse_than_with_the_bare_service(
+    providers: Providers, name: str, pace: float
+) -> None:
+    result = asyncio.run(SCENARIOS[name](providers, pace=pace))
     _show(result)
     hedged = [arm for arm in result.arms if arm not in BARE]
     assert [harm for arm in hedged for harm in result.harms(arm)] == []
@@ -48,8 +65,8 @@ def test_nothing_is_worse_than_with_the_bare_service(name: str, pace: float) -> 
         assert [result.figures(arm, "after").lost for arm in hedged] == [0] * len(hedged)
 
 
-def test_a_slow_spell_of_the_first_provider_is_hardly_noticed() -> None:
-    result = asyncio.run(spell(burners=2, after_secs=5.0))
+def test_a_slow_spell_of_the_first_provider_is_hardly_noticed(providers: Providers) -> None:
+    result = asyncio.run(spell(providers, burners=2, after_secs=5.0))
     _show(result)
     calm, slow = result.figures("hedged", "calm"), result.figures("hedged", "spell")
     assert slow.turns >= 300
@@ -59,8 +76,8 @@ def test_a_slow_spell_of_the_first_provider_is_hardly_noticed() -> None:
     assert slow.asked.get("p1", 0.0) <= 0.15
 
 
-def test_a_long_tail_is_cut_and_nothing_else_is_worse() -> None:
-    result = asyncio.run(trace(pace=0.4, burners=2))
+def test_a_long_tail_is_cut_and_nothing_else_is_worse(providers: Providers) -> None:
+    result = asyncio.run(trace(providers, pace=0.4, burners=2))
     _show(result)
     assert result.harms("hedged") == []
     slow = [result.figures(arm, "learned").slow_share for arm in BARE]

@@ -14,10 +14,11 @@ from pipecat.frames.frames import ErrorFrame, LLMFullResponseEndFrame, LLMTextFr
 from pipecat.services.llm_service import LLMService
 from pipecat.utils.errors import ErrorCategory
 
-from pipecat_hedge import HedgedLLMService, HedgePolicy, TurnReport
+from pipecat_hedge import HedgedLLMService, HedgePolicy, ProviderStats, TurnReport
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.tools.analysis import at_quantile, single_r
 from pipecat_hedge.tools.bench import percentile
+from tests.no_harm.figures import ANSWER, BARE, Comparison, Turn
 from tests.no_harm.virtual import SORRY, Scripts, hedged, now, unwell
 from tests.service.builders import said
 from tests.support.line import Line
@@ -175,21 +176,51 @@ async def test_a_second_provider_that_hangs_delays_at_most_one_turn(
     assert max(later) <= 3.0 + 1e-6
 
 
-@pytest.mark.parametrize("policy", [HedgePolicy.adaptive(), HedgePolicy.fallback()])
+@pytest.mark.parametrize(
+    "policy", [HedgePolicy.adaptive(0.05), HedgePolicy.fallback()], ids=lambda policy: policy.name
+)
 async def test_a_model_that_thinks_holds_no_turn_back(policy: HedgePolicy) -> None:
-    """A quarter of the answers takes 4 to 6 s, of both providers; thirty callers at once."""
+    """A quarter of the answers takes 4 to 6 s, of both providers; thirty callers of each arm."""
     rng = random.Random(1)
 
     def script() -> Sequence[Step]:
         thinks = rng.random() < 0.25
         secs = rng.uniform(4.0, 6.0) if thinks else rng.lognormvariate(-0.8, 0.3)
-        return [Wait(secs), Say("Yes, do come.")]
+        return [Wait(secs), Say(ANSWER)]
 
-    sessions = [session(script, script, policy=policy) for _ in range(30)]
-    reports = [report for _, report in await calls(sessions, 12, pause_secs=2.0)]
-    assert len(reports) == 30 * 12
-    assert {report.outcome for report in reports} == {"answered"}
-    assert max(report.ttft_secs or NEVER for report in reports) < 6.1
+    arms: dict[str, Callable[[ProviderStats], LLMService[Any]]] = {
+        **dict.fromkeys(BARE, lambda _: Scripts(script, sums_up_secs=None)),
+        "hedged": lambda stats: session(script, script, policy=policy, stats=stats),
+        "alone": lambda stats: session(script, policy=policy, stats=stats),
+    }
+    result = Comparison([*arms], ["all"])
+
+    async def call(arm: str, line: Line, number: int) -> None:
+        await asyncio.sleep(2.0 * number / 30)
+        for _ in range(10):
+            line.forget()
+            began = now()
+            await line.ask()
+            first_at = min(line.times(LLMTextFrame), default=NEVER)
+            report = None if arm in BARE else await line.report()
+            result.turns.append(Turn(arm, "all", first_at - began, line.text, None, True, report))
+            await asyncio.sleep(2.0)
+
+    async with AsyncExitStack() as stack:
+        calls = [
+            call(arm, await stack.enter_async_context(Line(make(stats))), number)
+            for (arm, make), stats in [(each, ProviderStats()) for each in arms.items()]
+            for number in range(30)
+        ]
+        await asyncio.gather(*calls)
+    print(result.table())
+    for arm in arms:
+        figures = result.figures(arm)
+        assert (figures.turns, figures.lost, figures.cut) == (300, 0, 0)
+        assert result.harms(arm) == []
+    assert max(turn.ttft_secs for turn in result.turns) < 6.1
+    outcomes = {turn.report.outcome for turn in result.turns if turn.report is not None}
+    assert outcomes == {"answered"}
 
 
 def spoken(line: Line, since: float) -> list[tuple[float, str]]:
