@@ -80,18 +80,3 @@ def test_all_arrangements_see_the_same_trace(tmp_path: Path) -> None:
         assert (rows[name]["turns"], rows[name]["extra_requests"]) == (10, 0)
         assert rows[name]["p50_secs"] == pytest.approx(0.1, abs=0.3)
         assert rows[name]["max_secs"] == pytest.approx(1.2, abs=0.4)
-
-
-@pytest.mark.timeout(120)
-def test_tables_fit_into_80_columns() -> None:
-    found = bench("--turns", "4", "--calls", "4", "--profile", "jagged", "--rounds", "1")
-    assert found.returncode == 0, found.stderr
-    assert all(name in found.stdout for name in ARRANGEMENTS)
-    assert "…" not in found.stdout
-    assert max(len(line.rstrip()) for line in found.stdout.splitlines()) <= 80
-
-
-def test_fewer_turns_than_calls_are_rejected() -> None:
-    found = bench("--turns", "3", "--calls", "4")
-    assert found.returncode == 2
-    assert "--turns must be at least --calls" in found.stderr
