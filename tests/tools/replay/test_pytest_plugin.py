@@ -81,6 +81,8 @@ async def test_interruption(caller):
 def test_failed_tests_leave_no_bot(pytester: pytest.Pytester) -> None:
     """By an assertion, by a cancellation, by a time limit: no process, no port; and output.
 
+    What a bot that is a function raises is an error.
+
     The signal of pytest-timeout raises an error wherever the loop is; where that is one of aiortc's
     tasks, asyncio swallows it, one time in fifteen. Hence the second limit.
     """
@@ -96,19 +98,27 @@ async def test_is_cancelled(caller):
     async with asyncio.timeout(0.1):
         await caller.say("hours.flac")
 
-@pytest.mark.timeout(3, method="signal")
+@pytest.mark.timeout(3, method="signal", func_only=True)
 async def test_takes_too_long(caller):
     async with asyncio.timeout(10):
         await asyncio.Event().wait()
 
 async def test_says_what_is_not_there(caller):
     await caller.say("no-such.wav")
+
+async def broken(runner_args):
+    raise LookupError("no such voice")
+
+@pytest.mark.voice_bot(bot=broken)
+async def test_calls_what_raises(caller):
+    pass
 """,
         *("-p", "no:cacheprovider"),
     )
-    result.assert_outcomes(failed=4)
+    result.assert_outcomes(failed=4, errors=1)
     result.stdout.fnmatch_lines(
         [
+            "*BotFailed: the bot raised LookupError: no such voice",
             "*the bot's output:",
             "*the scripted bot is at port*",
             "*there is no recording 'no-such.wav': *no-such.wav is not a file*",
@@ -182,22 +192,6 @@ def test_command_line_goes_before_the_configuration(pytester: pytest.Pytester) -
     result = run(pytester, test, "--voice-bot", "no-such-bot")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*BotFailed: no-such-bot cannot be run*correct the bot's command"])
-
-
-def test_what_a_function_raises_fails_the_test(pytester: pytest.Pytester) -> None:
-    result = run(
-        pytester,
-        """
-async def broken(runner_args):
-    raise LookupError("no such voice")
-
-@pytest.mark.voice_bot(bot=broken)
-async def test_raises(caller):
-    pass
-""",
-    )
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*BotFailed: the bot raised LookupError: no such voice"])
 
 
 def test_wrong_marker_is_an_error_without_a_traceback(pytester: pytest.Pytester) -> None:
