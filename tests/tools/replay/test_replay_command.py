@@ -42,10 +42,17 @@ async def test_command_prints_a_table_and_writes_a_report(
     assert all(0.3 < row["voice_to_voice_secs"] < 5 for row in rows)
 
 
-async def test_unanswered_turn_is_exit_status_1(hello: Path, ran: Callable[..., Ran]) -> None:
-    async with ScriptedBot(answers=False) as bot:
-        options = ("--url", bot.url, "--timeout", 0.8, "--greeting", 0, "--json")
-        status, printed, _ = await asyncio.to_thread(ran, "replay", hello, *options)
+def test_unanswered_turn_is_exit_status_1(
+    hello: Path, monkeypatch: pytest.MonkeyPatch, ran: Callable[..., Ran]
+) -> None:
+    async def unanswered(wanted: Replay, on_turn: Callable[[TurnResult], None]) -> None:
+        assert (wanted.url, wanted.greeting_secs) == ("http://here", 0)
+        error = f"the bot was silent for {wanted.timeout_secs:g} s"
+        on_turn(TurnResult("hello", error=error))
+
+    monkeypatch.setattr(command, "replay", unanswered)
+    options = ("--url", "http://here", "--timeout", 0.8, "--greeting", 0, "--json")
+    status, printed, _ = ran("replay", hello, *options)
     (row,) = json.loads(printed)
     assert (status, row["error"]) == (1, "the bot was silent for 0.8 s")
     assert row["voice_to_voice_secs"] is None
