@@ -6,8 +6,9 @@ Waits are for what the page shows and what its connection has received, each wit
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -282,8 +283,8 @@ SAY = """async (lines) => {
 
 
 @asynccontextmanager
-async def no_bot() -> AsyncIterator[Page]:
-    """The page where nothing answers, to draw on."""
+async def no_bot() -> AsyncIterator[Callable[[], Awaitable[Page]]]:
+    """Opens the page where nothing answers, to draw on."""
 
     async def index(_: web.Request) -> web.FileResponse:
         return web.FileResponse(PAGE / "index.html")
@@ -291,18 +292,28 @@ async def no_bot() -> AsyncIterator[Page]:
     app = web.Application()
     app.add_routes([web.get("/", index), web.static("/page", PAGE)])
     async with TestServer(app) as server, browsing() as context:
-        yield await opened(context, str(server.make_url("/")))
+        yield partial(opened, context, str(server.make_url("/")))
 
 
-async def test_a_turn_that_called_a_tool_has_the_numbers_of_both_its_races() -> None:
+async def test_turns_and_transcripts_are_drawn(subtests: pytest.Subtests) -> None:
+    async with no_bot() as drawing_page:
+        for check in (
+            a_turn_that_called_a_tool_has_the_numbers_of_both_its_races,
+            a_telephone_shows_a_hedge_and_two_lines_of_the_transcript,
+            waits_for_transcript_and_voice_are_drawn_where_they_are_known,
+        ):
+            with subtests.test(check.__name__):
+                await check(await drawing_page())
+
+
+async def a_turn_that_called_a_tool_has_the_numbers_of_both_its_races(page: Page) -> None:
     call = {**TURN, "outcome": "answered_with_tools", "heard": None}
     answer = {**TURN, "turn": 3, "continues": True}
-    async with no_bot() as page:
-        await page.evaluate(DRAW, [("add", call), ("add", answer)])
-        assert await page.locator("#turns .turn-number").all_inner_texts() == ["Turn 2 + 3"]
+    await page.evaluate(DRAW, [("add", call), ("add", answer)])
+    assert await page.locator("#turns .turn-number").all_inner_texts() == ["Turn 2 + 3"]
 
 
-async def test_a_telephone_shows_a_hedge_and_two_lines_of_the_transcript() -> None:
+async def a_telephone_shows_a_hedge_and_two_lines_of_the_transcript(page: Page) -> None:
     """No part of them is beyond an edge that would have to be scrolled."""
     slow, fast = "openai:gpt-5.4-mini-2026-03-17", "anthropic:claude-haiku-4-5"
     times = {"launched_secs": 0.5, "first_token_secs": None, "ended_secs": 1.3, "ttft_secs": None}
@@ -311,41 +322,39 @@ async def test_a_telephone_shows_a_hedge_and_two_lines_of_the_transcript() -> No
     won |= {"launched_secs": 0.7, "first_token_secs": 0.9, "ttft_secs": 0.2}
     answer = "Yes, we do. Try our mushroom risotto, or the vegetable tart. Both are very popular."
     said = [("bot", answer), ("you", "Do you have anything vegetarian?"), ("bot", answer)]
-    async with no_bot() as page:
-        await page.evaluate(DRAW, [("add", {**TURN, "winner": fast, "attempts": [lost, won]})])
-        await page.evaluate(SAY, said)
-        await page.set_viewport_size({"width": 390, "height": 1400})
-        shown = ["#turns .chart", "#turns .moments", *LAST_LINES]
-        assert [one for one in shown if await is_cut(page, one)] == []
-        scrolls = "one => one.scrollWidth > one.clientWidth"
-        assert not await page.locator(".turns-scroll").evaluate(scrolls)
+    await page.evaluate(DRAW, [("add", {**TURN, "winner": fast, "attempts": [lost, won]})])
+    await page.evaluate(SAY, said)
+    await page.set_viewport_size({"width": 390, "height": 1400})
+    shown = ["#turns .chart", "#turns .moments", *LAST_LINES]
+    assert [one for one in shown if await is_cut(page, one)] == []
+    scrolls = "one => one.scrollWidth > one.clientWidth"
+    assert not await page.locator(".turns-scroll").evaluate(scrolls)
 
 
-async def test_waits_for_transcript_and_voice_are_drawn_where_they_are_known() -> None:
+async def waits_for_transcript_and_voice_are_drawn_where_they_are_known(page: Page) -> None:
     """Within the rows that there are; what was rescued is marked."""
     rescued = {**TRANSCRIPT, "transcript_secs": 0.45, "is_rescued": True, "was_replaced": True}
-    async with no_bot() as page:
 
-        async def drawn(*messages: tuple[str, dict[str, Any]]) -> tuple[Any, ...]:
-            you, *others, hear, _ = await page.evaluate(DRAW, messages)
-            return you, hear, len(others)
+    async def drawn(*messages: tuple[str, dict[str, Any]]) -> tuple[Any, ...]:
+        you, *others, hear, _ = await page.evaluate(DRAW, messages)
+        return you, hear, len(others)
 
-        you, hear, others = await drawn(("add", TURN), ("speak", {**SPEECH, "turn": None}))
-        assert (you["bars"], hear["bars"]) == (["pause"], ["spoken"])
-        assert (you["note"], hear["caption"]) == ("silent", "answer after 1.50 s")
+    you, hear, others = await drawn(("add", TURN), ("speak", {**SPEECH, "turn": None}))
+    assert (you["bars"], hear["bars"]) == (["pause"], ["spoken"])
+    assert (you["note"], hear["caption"]) == ("silent", "answer after 1.50 s")
 
-        calm = {**TURN, "transcripts": [TRANSCRIPT]}
-        you, hear, same = await drawn(("add", calm), ("speak", SPEECH))
-        assert (you["bars"], hear["bars"]) == (["pause", "waiting"], ["spoken", "waiting"])
-        assert (you["note"], hear["note"]) == ("transcript 0.30 s", "the answer")
-        assert hear["caption"] == "answer after 1.50 s, voice 0.60 s"
-        assert same == others
+    calm = {**TURN, "transcripts": [TRANSCRIPT]}
+    you, hear, same = await drawn(("add", calm), ("speak", SPEECH))
+    assert (you["bars"], hear["bars"]) == (["pause", "waiting"], ["spoken", "waiting"])
+    assert (you["note"], hear["note"]) == ("transcript 0.30 s", "the answer")
+    assert hear["caption"] == "answer after 1.50 s, voice 0.60 s"
+    assert same == others
 
-        late = {**TURN, "transcripts": [rescued, TRANSCRIPT]}
-        speech = {**SPEECH, "rescued": 1, "left_out": 1}
-        you, hear, _ = await drawn(("speak", speech), ("add", late))  # the caller interrupted
-        marked = "waiting rescued"
-        assert (you["bars"], hear["bars"]) == (["pause", marked], ["spoken", marked])
-        assert you["note"] == "transcript 0.30 s, rescued, replaced"
-        assert hear["note"] == "1 of 3 rescued, 1 left out"
-        assert hear["caption"].endswith("voice 0.60 s")
+    late = {**TURN, "transcripts": [rescued, TRANSCRIPT]}
+    speech = {**SPEECH, "rescued": 1, "left_out": 1}
+    you, hear, _ = await drawn(("speak", speech), ("add", late))  # the caller interrupted
+    marked = "waiting rescued"
+    assert (you["bars"], hear["bars"]) == (["pause", marked], ["spoken", marked])
+    assert you["note"] == "transcript 0.30 s, rescued, replaced"
+    assert hear["note"] == "1 of 3 rescued, 1 left out"
+    assert hear["caption"].endswith("voice 0.60 s")
