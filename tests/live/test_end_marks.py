@@ -21,6 +21,7 @@ from pipecat.services.openai.responses.llm import OpenAIResponsesHttpLLMService
 
 from pipecat_hedge import HedgePolicy, TurnReport
 from pipecat_hedge.race import ProviderState
+from tests.live.scripted_upstream import replying, scripted
 from tests.service.builders import Tool, asked, racing
 from tests.support.line import Line
 from tests.support.simulated import close, simulated
@@ -172,26 +173,17 @@ class Upstream:
         self.asked.append(name)
         streams = self.streams[name]
         stream = streams.pop(0) if len(streams) > 1 else streams[0]
-        out = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await out.prepare(request)
-        for at in range(0, len(stream), self.chunk_bytes):
-            await out.write(stream[at : at + self.chunk_bytes])
-        await out.write_eof()
-        return out
+        size = self.chunk_bytes
+        return await replying(*(stream[at : at + size] for at in range(0, len(stream), size)))(
+            request
+        )
 
 
 @asynccontextmanager
 async def serving(found: Upstream) -> AsyncIterator[None]:
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", found.answer)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    found.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
+    async with scripted(found.answer) as server:
+        found.url = server.url
         yield
-    finally:
-        await runner.cleanup()
 
 
 @dataclass

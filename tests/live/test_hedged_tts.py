@@ -10,7 +10,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 from openai import DefaultAsyncHttpxClient
 from pipecat.frames.frames import MetricsFrame
 from pipecat.metrics.metrics import TTFBMetricsData, TTSUsageMetricsData
@@ -21,6 +20,7 @@ from pipecat.services.tts_service import TTSService
 
 from pipecat_hedge import HedgedTTSService, ProviderStats, SpeechReport, Voice
 from pipecat_hedge.tools.simulator import Simulator
+from tests.live.scripted_upstream import replying, scripted
 from tests.live.test_voices import (
     SOCKETS,
     Call,
@@ -179,35 +179,14 @@ async def test_nothing_stays_open(service: Make) -> None:
         assert call.words == WORDS * 3
 
 
-@asynccontextmanager
-async def rejecting() -> AsyncIterator[tuple[str, list[str]]]:
-    """A provider that rejects every request for half a minute: its address, and what was asked."""
-    asked: list[str] = []
-
-    async def reject(request: web.Request) -> web.Response:
-        asked.append(request.path)
-        return web.Response(status=429, headers={"Retry-After": "30"}, text="busy")
-
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", reject)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        yield f"//{runner.addresses[0][0]}:{runner.addresses[0][1]}", asked
-    finally:
-        await runner.cleanup()
-
-
 def rejected(
     kind: str, url: str, session: aiohttp.ClientSession, client: DefaultAsyncHttpxClient
 ) -> TTSService:
-    """A service of a provider that rejects."""
+    """A service of a provider that rejects every request for half a minute."""
     options: dict[str, Any] = {"api_key": "any", "sample_rate": RATE}
-    http: dict[str, Any] = options | {"base_url": f"http:{url}", "aiohttp_session": session}
+    http: dict[str, Any] = options | {"base_url": url, "aiohttp_session": session}
     if kind == "openai":
-        sim: Any = SimpleNamespace(openai_url=f"http:{url}/v1")
+        sim: Any = SimpleNamespace(openai_url=f"{url}/v1")
         return openai(sim, sample_rate=RATE, http_client=client)
     if kind == "cartesia over HTTP":
         settings = CartesiaHttpTTSService.Settings(voice="any")
@@ -219,7 +198,8 @@ def rejected(
         return ElevenLabsHttpTTSService(**http, settings=settings)
     make: Make = {"cartesia": cartesia, "elevenlabs": elevenlabs, "deepgram": deepgram}[kind]
     names = ("cartesia_url", "elevenlabs_url", "deepgram_voice_url")
-    return make(SimpleNamespace(**dict.fromkeys(names, f"ws:{url}")), sample_rate=RATE)
+    socket_url = f"{url.replace('http', 'ws', 1)}/any"  # of its root no GET is recorded
+    return make(SimpleNamespace(**dict.fromkeys(names, socket_url)), sample_rate=RATE)
 
 
 @pytest.mark.parametrize(
@@ -232,12 +212,12 @@ def rejected(
 async def test_a_voice_that_sends_retry_after_is_not_asked_before(kind: str) -> None:
     """By a response, or by that to the handshake of a websocket; its SDK repeats nothing."""
     async with (
-        rejecting() as (url, asked),
+        scripted(replying(b"busy", status=429, Retry_After="30")) as provider,
         aiohttp.ClientSession() as session,
         DefaultAsyncHttpxClient() as client,
         Simulator() as sim,
     ):
-        first = rejected(kind, url, session, client)
+        first = rejected(kind, provider.url, session, client)
         voices = [
             Voice("first", first),
             Voice("second", cartesia(sim, sample_rate=RATE), same_voice=True),
@@ -248,5 +228,5 @@ async def test_a_voice_that_sends_retry_after_is_not_asked_before(kind: str) -> 
                 await call.say(text)
                 await call.stopped(number)
             assert call.words == WORDS
-            assert len(asked) == 1
+            assert len(provider.asked) == 1
             assert not call.errors

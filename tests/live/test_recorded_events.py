@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
 from pipecat.adapters.llm.schemas.tools_schema import ToolsSchema
 from pipecat.processors.aggregators.llm_context import LLMContext
@@ -19,6 +18,7 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat_hedge import HedgedLLMService, HedgePolicy
 from pipecat_hedge.race import AttemptError
 from pipecat_hedge.service.attempt_stats import AttemptStats
+from tests.live.scripted_upstream import replying, scripted
 from tests.support.line import Line
 from tests.support.simulated import PostedPieces, close, never_called, simulated
 
@@ -97,19 +97,14 @@ async def url() -> AsyncIterator[str]:
     """Serves each recording at every path below its name."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        await request.read()
         stream = "/".join(request.path.split("/")[1:3])
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write((RECORDED / f"{stream}.sse").read_bytes())
+        response = await replying((RECORDED / f"{stream}.sse").read_bytes())(request)
         if stream.endswith("_cut") and request.transport is not None:
             request.transport.abort()
         return response
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
-    async with TestServer(app) as server:
-        yield str(server.make_url("")).rstrip("/")
+    async with scripted(answer) as server:
+        yield server.url
 
 
 def test_every_recording_is_listed() -> None:
