@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +25,7 @@ from tests.support.learned import prior_weight
 from tests.support.line import Line
 from tests.support.memory_store import MemoryStore
 from tests.support.standing import standing
+from tests.support.waiting import until
 
 CLAUDE, LOCAL = Backend("claude", "claude-haiku-4-5"), Backend("local", "qwen")
 NOW = 1_800_000_000.0
@@ -292,12 +292,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(fleet_sync, name, 0.02)
 
 
-async def until(done: Any, secs: float = 5.0) -> None:
-    async with asyncio.timeout(secs):
-        while not done():
-            await asyncio.sleep(0.005)
-
-
 async def test_no_turn_waits_for_a_store_that_hangs(store: MemoryStore) -> None:
     store.secs = 30.0
     llm = HedgedLLMService(
@@ -317,7 +311,7 @@ async def test_a_session_s_providers_are_read_when_it_starts(store: MemoryStore)
     await sync(old)
     fresh = process(store)
     fresh.begin_session([CLAUDE])
-    await until(lambda: median(fresh) == pytest.approx(2.0, rel=0.05))
+    await until(lambda: median(fresh) == pytest.approx(2.0, rel=0.05), 5.0)
     await fresh.end_session()
 
 
@@ -325,7 +319,7 @@ async def test_last_session_adds_the_rest_and_closes_the_connection(store: Memor
     stats = process(store)
     stats.begin_session([CLAUDE])
     stats.begin_session([CLAUDE])
-    await until(lambda: "read" in store.calls)
+    await until(lambda: "read" in store.calls, 5.0)
     observe(stats, 0.5)
     await stats.end_session()
     assert "add" not in store.calls
@@ -341,7 +335,7 @@ async def test_end_of_a_session_in_mid_add_does_not_count_twice(store: MemorySto
     stats.begin_session([CLAUDE])
     observe(stats, 0.5)
     store.reply_secs = 0.3
-    await until(lambda: "add" in store.calls, secs=120.0)
+    await until(lambda: "add" in store.calls, 120.0)
     observe(stats, 0.5, times=30)
     await stats.end_session()
     assert store.calls.count("add") == 2
@@ -369,7 +363,7 @@ async def test_add_without_a_reply_is_not_repeated_and_a_refused_one_is(
 async def test_hanging_store_does_not_delay_the_end(store: MemoryStore) -> None:
     stats = process(store)
     stats.begin_session([CLAUDE])
-    await until(lambda: "read" in store.calls)
+    await until(lambda: "read" in store.calls, 5.0)
     observe(stats, 0.5)
     store.secs = 30.0
     async with asyncio.timeout(3.0):
@@ -383,14 +377,14 @@ async def test_outage_is_logged_once_and_nothing_is_lost(
     store.problem = StoreUnavailable("no connection")
     stats.begin_session([CLAUDE])
     observe(stats, 0.5)
-    await until(lambda: len(store.calls) > 3)
+    await until(lambda: len(store.calls) > 3, 5.0)
     assert logged == [
         "WARNING: memory: no connection. Sessions go on with what this process knows, and what it "
         "learns is shared when that is possible again"
     ]
     store.problem = None
-    await until(lambda: "add" in store.calls)
-    await until(lambda: len(logged) > 1)
+    await until(lambda: "add" in store.calls, 5.0)
+    await until(lambda: len(logged) > 1, 5.0)
     assert logged[1:] == ["INFO: memory: back, what was learned meanwhile is shared"]
     await stats.end_session()
     assert await added(store) == 100
@@ -418,7 +412,7 @@ def test_one_loop_of_a_process_exchanges_for_all(store: MemoryStore, quick: None
 
     async def exchanges() -> None:
         before = len(store.calls)
-        await until(lambda: len(store.calls) > before)
+        await until(lambda: len(store.calls) > before, 5.0)
 
     with asyncio.Runner() as one, asyncio.Runner() as other:
         one.run(hold(0.05))

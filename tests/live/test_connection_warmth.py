@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,6 +25,7 @@ from tests.support.line import Line
 from tests.support.relay import relay
 from tests.support.simulated import anthropic, line_to, simulated
 from tests.support.standing import standing
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.live, pytest.mark.realtime]
 
@@ -39,7 +40,7 @@ async def lost_race(**kwargs: Any) -> AsyncIterator[tuple[Line, FakeVLLM, FakeVL
         fake_vllm(silent_secs=5) as lost,
         line_to(service(won), service(lost), **kwargs) as line,
     ):
-        await until(lambda: listings(lost) == 1)
+        await until(lambda: listings(lost) == 1, 5.0)
         yield line, won, lost
 
 
@@ -56,12 +57,6 @@ def cold(line: Line, provider: str) -> list[bool | None]:
 def listings(fake: FakeVLLM) -> int:
     """How often the models were listed, as a request that only opens a connection does."""
     return [path for path, _ in fake.requests].count("/v1/models")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def ask(line: Line, turns: int, pause_secs: float = 0.2) -> None:
@@ -157,7 +152,7 @@ async def test_unavailable_provider_is_sent_nothing() -> None:
     async with lost_race(stats=stats) as (line, won, lost):
         won.silent_secs = 0.3
         asking = asyncio.create_task(line.ask())
-        await until(lambda: len(lost.bodies) == 1)
+        await until(lambda: len(lost.bodies) == 1, 5.0)
         (key,) = [key for key in stats.records() if key.startswith("b")]
         now = asyncio.get_running_loop().time()
         for _ in range(10):
@@ -195,7 +190,7 @@ async def test_failed_opening_is_logged_at_debug(monkeypatch: pytest.MonkeyPatch
         async with lost_race() as (line, _, _):
             monkeypatch.setattr(connection_warmth, "open_connection", fails)
             await line.ask()
-            await until(lambda: any("no connection kept" in text for _, text in logged))
+            await until(lambda: any("no connection kept" in text for _, text in logged), 5.0)
             await line.ask()
             await line.report(2)
     finally:
@@ -216,7 +211,7 @@ async def test_server_of_one_request_per_connection_is_not_kept_open(
         one_request_server(OneRequestServer(ending=ending)) as server,
         line_to(simulated(wire, None, "m", url=server.url)) as line,
     ):
-        await until(lambda: server.answered("GET") == 1)
+        await until(lambda: server.answered("GET") == 1, 5.0)
         await ask(line, 4)
     assert line.text == 4 * "Good evening."
     assert cold(line, "a") == [False, True, True, True, True]
@@ -232,7 +227,7 @@ async def test_server_that_closes_after_each_answer_loses_no_request(
         one_request_server(OneRequestServer(keep_alive=keep_alive)) as server,
         line_to(simulated(wire, None, "m", url=server.url)) as line,
     ):
-        await until(lambda: server.answered("GET") == 1)
+        await until(lambda: server.answered("GET") == 1, 5.0)
         await ask(line, 3)
     assert [len(report.attempts) for report in line.reports] == [1, 1, 1]
     assert (line.text, server.lost) == (3 * "Good evening.", 0)
@@ -244,7 +239,7 @@ async def test_connection_that_was_lost_once_is_kept_open_again() -> None:
     async with one_request_server(OneRequestServer(lambda n, _: n not in stale)) as server:
         member = simulated("openai", None, "m", url=server.url)
         async with line_to(member) as line:
-            await until(lambda: server.answered("GET") == 1)
+            await until(lambda: server.answered("GET") == 1, 5.0)
             await asyncio.gather(open_connection(member), open_connection(member))
             stale.update([1, server.connections])
             await ask(line, 3)
@@ -257,7 +252,7 @@ async def test_other_provider_answers_the_turn_that_lost_its_connection() -> Non
     async with one_request_server(OneRequestServer()) as server, fake_vllm() as well:
         member = simulated("openai", None, "m", url=server.url)
         async with line_to(member, service(well), policy=HedgePolicy.fallback()) as line:
-            await until(lambda: server.answered("GET") == 1)
+            await until(lambda: server.answered("GET") == 1, 5.0)
             await ask(line, 4)
     assert [report.winner for report in line.reports] == ["b", "a", "a", "a"]
     assert all(cold(line, "a")[1:])
@@ -268,7 +263,7 @@ async def test_inference_that_lost_its_connection_is_repeated_over_a_new_one() -
         one_request_server(OneRequestServer()) as server,
         line_to(simulated("openai", None, "m", url=server.url)) as line,
     ):
-        await until(lambda: server.answered("GET") == 1)
+        await until(lambda: server.answered("GET") == 1, 5.0)
         assert isinstance(line.service, HedgedLLMService)
         for _ in range(2):
             assert await line.service.run_inference(LLMContext([])) == "Good evening."

@@ -25,6 +25,7 @@ from tests.service.builders import racing
 from tests.support.line import Line
 from tests.support.redis_server import RedisServer, needs_redis
 from tests.support.simulated import close
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.live, pytest.mark.realtime, pytest.mark.timeout(120), needs_redis]
 
@@ -65,12 +66,6 @@ async def call(
             yield line, llm
     finally:
         await close(*services)
-
-
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(10.0):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 def breaker(llm: HedgedLLMService) -> str:

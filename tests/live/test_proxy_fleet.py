@@ -6,8 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,6 +19,7 @@ from tests.live.proxied import PATHS
 from tests.live.scripted_upstream import replying, scripted
 from tests.live.wire_streams import events
 from tests.support.redis_server import RedisServer, needs_redis
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -67,17 +67,6 @@ class Instance:
             async with aiohttp.request("GET", f"{self.url}/health") as answer:
                 return answer.status == 200
         return False
-
-
-async def until(is_so: Callable[[], object], secs: float) -> None:
-    """Wait until something is so, which may be a coroutine's answer."""
-    end = time.monotonic() + secs
-    while True:
-        found = is_so()
-        if await found if asyncio.iscoroutine(found) else found:
-            return
-        assert time.monotonic() < end
-        await asyncio.sleep(0.05)
 
 
 @asynccontextmanager

@@ -38,6 +38,7 @@ from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Wait
 from pipecat_hedge.vllm.server import VLLMServer
 from tests.support.fake_vllm import FakeVLLM, fake_vllm
 from tests.support.line import Line
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.live
 
@@ -333,7 +334,7 @@ async def test_missing_server_is_logged_once(logged: list[str]) -> None:
     for _ in range(2):
         llm = HedgedLLMService([says("Hello."), VLLMService(base_url=NOBODY)])
         async with Line(llm) as line:
-            await _until(lambda: bool(logged))
+            await until(lambda: bool(logged))
             await line.ask()
             await line.ask()
             assert not line.errors
@@ -348,14 +349,14 @@ async def test_missing_model_is_logged_once(logged: list[str]) -> None:
     async with fake_vllm(models=["tiny", "small"]) as fake:
         for _ in range(2):
             async with Line(service(fake, settings=settings)) as line:
-                await _until(lambda: bool(logged))
+                await until(lambda: bool(logged))
                 await line.ask()
         assert len(logged) == 1
         assert "model large is not served at" in logged[0]
         assert "served: tiny, small" in logged[0]
         fake.models = ["large"]
         async with Line(service(fake, settings=settings)):
-            await _until(lambda: len(logged) == 2)
+            await until(lambda: len(logged) == 2)
     assert logged[1].endswith("serves large now")
 
 
@@ -378,7 +379,7 @@ async def test_closed_connection_loses_no_request() -> None:
         for _ in range(3):
             await line.ask()
             (*_, (_, used)) = fake.requests
-            await _until(used.is_closing)
+            await until(used.is_closing)
         fake.drops = 1
         await line.ask()
         assert not line.errors
@@ -397,7 +398,7 @@ async def test_queue_of_each_server_counts_for_itself() -> None:
         local = Provider("local", [service(free), service(full)])
         llm = HedgedLLMService([local], policy=HedgePolicy.after(0.1))
         async with Line(llm) as line:
-            await _until(lambda: VLLMServer.shared(full.url).load is not None)
+            await until(lambda: VLLMServer.shared(full.url).load is not None)
             await line.ask()
             report = await line.report()
     assert [a.outcome for a in report.attempts] == ["won"]
@@ -413,11 +414,11 @@ async def test_session_stays_with_its_server_until_that_queues() -> None:
             server.poll_secs = 0.02
         llm = HedgedLLMService([Provider("local", [service(one), service(two)])])
         async with Line(llm) as line:
-            await _until(lambda: all(server.load for server in servers))
+            await until(lambda: all(server.load for server in servers))
             for running, waiting in ((0, 0), (5, 0), (5, 1), (5, 0)):
                 two.running, two.waiting = running, waiting
                 expected = ServerLoad(True, running, waiting)
-                await _until(lambda expected=expected: servers[1].load == expected)
+                await until(lambda expected=expected: servers[1].load == expected)
                 await line.ask()
     assert (len(one.bodies), len(two.bodies)) == (1, 3)
 
@@ -429,7 +430,7 @@ async def test_inference_avoids_a_queue() -> None:
         llm = HedgedLLMService([two], policy=HedgePolicy.race(2))
         async with Line(llm):
             servers = [VLLMServer.shared(fake.url) for fake in (full, free)]
-            await _until(lambda: all(server.load is not None for server in servers))
+            await until(lambda: all(server.load is not None for server in servers))
             assert await llm.run_inference(user("Sum it up.")) == "We are open."
     assert (len(free.bodies), len(full.bodies)) == (1, 0)
 
@@ -459,7 +460,7 @@ async def test_prompt_is_sent_ahead() -> None:
     async with fake_vllm() as fake:
         llm = VLLMService(base_url=fake.url, settings=settings)
         async with Line(llm, before=[aggregator(context)]) as line:
-            await _until(lambda: bool(fake.bodies))
+            await until(lambda: bool(fake.bodies))
             context.add_message({"role": "user", "content": "A table, please."})
             await line.ask(context=context)
     ahead, turn = fake.bodies
@@ -485,7 +486,7 @@ async def test_prompt_is_sent_ahead_once(what: Any, hedged_settings: LLMSettings
         if hedged_settings is not None:
             llm = raced(llm, settings=hedged_settings)
         async with Line(llm, before=[aggregator(context)]):
-            await _until(lambda: fake.answered == 1)
+            await until(lambda: fake.answered == 1)
     assert [body["max_tokens"] for body in fake.bodies] == [1]
 
 
@@ -506,7 +507,7 @@ async def test_interrupted_sending_ahead_is_left_to_the_next() -> None:
         for llm in llms:
             await sessions.enter_async_context(Line(llm))
         readers = [asyncio.create_task(llm.warm_up(context)) for llm in llms]
-        await _until(lambda: len(fake.bodies) == 1)
+        await until(lambda: len(fake.bodies) == 1)
         (entry,) = stats.records().values()
         assert entry.limit.in_flight == 1
         readers[0].cancel()
@@ -522,9 +523,9 @@ async def test_turn_ends_the_sending_ahead_only_at_its_own_server() -> None:
         two = [VLLMService(base_url=one.url), VLLMService(base_url=other.url)]
         llm = HedgedLLMService([Provider("local", two)])
         async with Line(llm, before=[aggregator(context)]) as line:
-            await _until(lambda: len(one.bodies) == len(other.bodies) == 1)
+            await until(lambda: len(one.bodies) == len(other.bodies) == 1)
             await line.ask()
-            await _until(lambda: other.answered == 1)
+            await until(lambda: other.answered == 1)
     assert [body["max_tokens"] for body in other.bodies] == [1]
     assert len(one.bodies) == 2
 
@@ -557,9 +558,3 @@ async def test_each_turns_prompt_begins_with_the_one_before() -> None:
     prompts = [body["messages"] for body in fake.bodies]
     assert [len(prompt) for prompt in prompts] == [2, 4, 6]
     assert all(after[: len(before)] == before for before, after in pairwise(prompts))
-
-
-async def _until(holds: Any) -> None:
-    async with asyncio.timeout(10):
-        while not holds():
-            await asyncio.sleep(0.005)
