@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import anthropic
 import openai
@@ -13,6 +17,7 @@ from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.tools.proxy import ProxyServer, ProxySettings
 
 PATHS = {"anthropic": "/v1/messages", "openai": "/v1/chat/completions"}
+START_SECS = 30.0  # imports are slow where the cores are busy
 HELLO: Any = [{"role": "user", "content": "Are you open?"}]
 
 
@@ -58,6 +63,51 @@ async def proxied(*upstreams: str | tuple[str, str], **options: Any) -> AsyncIte
     """The address of a proxy; see ``proxy``."""
     async with proxy(*upstreams, **options) as server:
         yield url_of(server)
+
+
+class ProxyProcess:
+    """``pipecat-hedge proxy`` in a process of its own.
+
+    Args:
+        path: Its settings.
+        stats: Where it keeps what it learns.
+        stderr: Where its log goes, as in ``asyncio.subprocess``; None is that of the tests.
+
+    Attributes:
+        url: Its address, after ``start``.
+        process: The process, after ``start``.
+    """
+
+    def __init__(self, path: Path, *, stats: str = "off", stderr: int | None = None):
+        self.url = ""
+        self._path, self._stderr = path, stderr
+        self._env = {**os.environ, "PIPECAT_HEDGE_STATS": stats}
+
+    async def start(self) -> None:
+        command = [sys.executable, "-m", "pipecat_hedge.cli", "proxy", str(self._path)]
+        self.process = await asyncio.create_subprocess_exec(
+            *command, env=self._env, stdout=asyncio.subprocess.PIPE, stderr=self._stderr
+        )
+        assert self.process.stdout is not None
+        try:
+            line = await asyncio.wait_for(self.process.stdout.readline(), START_SECS)
+            self.url = line.decode().split(": ", 1)[1].strip()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> int:
+        """Stop it as a restart does, and return its exit status."""
+        if self.process.returncode is None:
+            self.process.terminate()
+        return await self.process.wait()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
 
 
 def asking(wire: str, *, stream: bool, **more: Any) -> dict[str, Any]:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -15,7 +12,7 @@ import aiohttp
 import pytest
 
 from pipecat_hedge.tools.simulator import Simulator
-from tests.live.proxied import PATHS
+from tests.live.proxied import PATHS, START_SECS, ProxyProcess
 from tests.live.scripted_upstream import replying, scripted
 from tests.live.wire_streams import events
 from tests.support.redis_server import RedisServer, needs_redis
@@ -23,44 +20,24 @@ from tests.support.waiting import until
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(180)]
 
-START_SECS = 30.0
 SLOW = "fixed@ttft=0.1,tps=10"
 
 
-class Instance:
-    """A proxy in a process of its own.
-
-    Attributes:
-        url: Its address, after ``start``.
-    """
+class Instance(ProxyProcess):
+    """A proxy of one model."""
 
     def __init__(self, upstream: str, folder: Path, more: str = "", stats: str = "off"):
-        self.url = ""
-        self._env = {**os.environ, "PIPECAT_HEDGE_STATS": stats}
-        self._path = folder / f"{id(self)}.toml"
-        self._path.write_text(
+        path = folder / f"{id(self)}.toml"
+        path.write_text(
             f'listen = "127.0.0.1:0"\nleave_secs = 0.5\n{more}\n'
             '[models.m]\nwire = "anthropic"\npolicy = "fallback(probes=False)"\ncache_secs = 60\n'
             f'upstreams = [{{ name = "a", base_url = "{upstream}", model = "{SLOW}" }}]\n'
         )
-        self._process: asyncio.subprocess.Process | None = None
+        super().__init__(path, stats=stats)
 
     async def start(self) -> None:
-        command = [sys.executable, "-m", "pipecat_hedge.cli", "proxy", str(self._path)]
-        self._process = await asyncio.create_subprocess_exec(
-            *command, env=self._env, stdout=asyncio.subprocess.PIPE
-        )
-        assert self._process.stdout is not None
-        line = await asyncio.wait_for(self._process.stdout.readline(), START_SECS)
-        self.url = line.decode().split(": ", 1)[1].strip()
+        await super().start()
         await until(self.is_healthy, START_SECS)
-
-    async def stop(self) -> int:
-        """Stop it as a restart does, and return its exit status."""
-        assert self._process is not None
-        if self._process.returncode is None:
-            self._process.send_signal(signal.SIGTERM)
-        return await self._process.wait()
 
     async def is_healthy(self) -> bool:
         with suppress(aiohttp.ClientError):

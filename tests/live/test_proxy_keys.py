@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import signal
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from loguru import logger
 from pipecat_hedge.tools.proxy.keys import new_key
 from pipecat_hedge.tools.proxy.settings import KeySettings
 from pipecat_hedge.tools.simulator import Simulator
-from tests.live.proxied import PATHS, client_of, proxied, proxy, url_of
+from tests.live.proxied import PATHS, ProxyProcess, client_of, proxied, proxy, url_of
 from tests.live.scripted_upstream import Script, Scripted, replying, scripted
 from tests.live.wire_streams import WORDS, events
 
@@ -129,30 +128,24 @@ async def test_sighup_reads_the_keys_again(upstream: Scripted, tmp_path: Path) -
         path.write_text("".join(lines))
 
     write(*settings)
-    command = [sys.executable, "-m", "pipecat_hedge.cli", "proxy", str(path)]
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    url = (await process.stdout.readline()).decode().split(": ", 1)[1].strip()
-    assert (await ask(url, "anthropic", keys["bot"]))[0] == 200
+    async with ProxyProcess(path, stderr=asyncio.subprocess.PIPE) as server:
+        assert (await ask(server.url, "anthropic", keys["bot"]))[0] == 200
 
-    async def reload() -> bytes:
-        assert process.stderr is not None
-        process.send_signal(signal.SIGHUP)
-        while b"keys" not in (line := await process.stderr.readline()):
-            assert line
-        return line
+        async def reload() -> bytes:
+            assert server.process.stderr is not None
+            server.process.send_signal(signal.SIGHUP)
+            while b"keys" not in (line := await server.process.stderr.readline()):
+                assert line
+            return line
 
-    write(settings[1])
-    assert b"were read again" in await reload()
-    assert (await ask(url, "anthropic", keys["bot"]))[0] == 401
-    assert (await ask(url, "anthropic", keys["other"]))[0] == 200
-    write(more="nonsense = 1\n")
-    assert b"stay as they were" in await reload()
-    assert (await ask(url, "anthropic", keys["other"]))[0] == 200
-    process.terminate()
-    assert await process.wait() == 0
+        write(settings[1])
+        assert b"were read again" in await reload()
+        assert (await ask(server.url, "anthropic", keys["bot"]))[0] == 401
+        assert (await ask(server.url, "anthropic", keys["other"]))[0] == 200
+        write(more="nonsense = 1\n")
+        assert b"stay as they were" in await reload()
+        assert (await ask(server.url, "anthropic", keys["other"]))[0] == 200
+        assert await server.stop() == 0
 
 
 @WIRES

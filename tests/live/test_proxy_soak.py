@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import re
-import sys
 import threading
 import time
 from collections import Counter
@@ -26,7 +25,7 @@ from pipecat_hedge.tools.proxy.proxied_turn import ProxiedTurn
 from pipecat_hedge.tools.proxy.request import ProxiedRequest
 from pipecat_hedge.tools.proxy.response import Response
 from pipecat_hedge.tools.simulator import Simulator
-from tests.live.proxied import PATHS, asking, proxied
+from tests.live.proxied import PATHS, ProxyProcess, asking, proxied
 from tests.live.scripted_upstream import scripted
 from tests.live.test_proxy_passing import Answer, answering
 from tests.live.wire_streams import chunk as gpt_chunk
@@ -59,8 +58,7 @@ def rss_mb(pid: int) -> float:
     return pages * os.sysconf("SC_PAGESIZE") / 2**20
 
 
-@asynccontextmanager
-async def proxy_process(sim: Simulator, folder: Path) -> AsyncIterator[tuple[str, int]]:
+def proxy_process(sim: Simulator, folder: Path) -> ProxyProcess:
     """A proxy in a process of its own that races each fault with a sound upstream."""
     lines = ['listen = "127.0.0.1:0"']
     for wire, (name, model) in itertools.product(PATHS, MODELS.items()):
@@ -72,17 +70,7 @@ async def proxy_process(sim: Simulator, folder: Path) -> AsyncIterator[tuple[str
         ]
     path = folder / "hedge.toml"
     path.write_text("\n".join(lines))
-    command = [sys.executable, "-m", "pipecat_hedge.cli", "proxy", str(path)]
-    env = {**os.environ, "PIPECAT_HEDGE_STATS": "off"}
-    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=null, env=env)
-    assert process.stdout is not None
-    try:
-        line = await process.stdout.readline()
-        yield line.decode().split(": ", 1)[1].strip(), process.pid
-    finally:
-        process.terminate()
-        await process.wait()
+    return ProxyProcess(path, stderr=asyncio.subprocess.DEVNULL)
 
 
 @pytest.mark.slow
@@ -91,9 +79,10 @@ async def test_2400_faulty_turns_end_and_their_memory_comes_back(
     sim: Simulator, tmp_path: Path
 ) -> None:
     async with (
-        proxy_process(sim, tmp_path) as (url, pid),
+        proxy_process(sim, tmp_path) as faulty,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
     ):
+        url, pid = faulty.url, faulty.process.pid
 
         async def ask(wire: str, name: str) -> str:
             """How a turn ended, as its client sees it."""
