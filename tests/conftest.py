@@ -17,11 +17,11 @@ from typing import Any
 import certifi
 import pytest
 from hypothesis import HealthCheck, settings
-from loguru import logger
 
 from pipecat_hedge.providers.loop_lag import LoopWatch
 from pipecat_hedge.service import provider_stats
 from pipecat_hedge.testing import AutojumpLoop
+from tests.support.logged import logged
 
 # The gate gives everybody the same examples; `make explore` looks for new ones.
 # Hypothesis's limits of speed would judge the machine: its first text takes a second.
@@ -107,18 +107,20 @@ def uncollected() -> Iterator[None]:
     gc.unfreeze()
 
 
-@pytest.fixture
-def logged() -> Iterator[list[str]]:
+@pytest.fixture(name="logged")
+def _logged() -> Iterator[list[str]]:
     """What the package logs from INFO on, each with its level."""
-    lines: list[str] = []
-    sink = logger.add(
-        lambda line: lines.append(line.rstrip()),
-        level="INFO",
-        format="{level}: {message}",
-        filter="pipecat_hedge",
-    )
-    yield lines
-    logger.remove(sink)
+    with logged("INFO") as lines:
+        yield lines
+
+
+@pytest.fixture
+async def sim() -> AsyncIterator[Any]:
+    """A running simulator."""
+    from pipecat_hedge.tools.simulator import Simulator  # the fast tests do without it
+
+    async with Simulator(seed=1) as simulator:
+        yield simulator
 
 
 @pytest.fixture

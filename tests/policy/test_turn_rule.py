@@ -12,8 +12,9 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat_hedge import HedgePolicy
 from pipecat_hedge.policy import OnlyOnFailure, Rule, TurnFacts
 from pipecat_hedge.testing import Say, Wait
-from tests.service.builders import asked, logged, racing, scripted
+from tests.service.builders import asked, racing, scripted
 from tests.support.line import Line
+from tests.support.logged import logged
 
 pytestmark = pytest.mark.virtual_time
 

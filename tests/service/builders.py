@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
-from loguru import logger
 from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
 from pipecat.frames.frames import FunctionCallResultFrame
 from pipecat.processors.aggregators.llm_context import LLMContext
@@ -124,19 +121,3 @@ def too_many_requests(retry_after_secs: float) -> httpx.HTTPStatusError:
     headers = {"retry-after": f"{retry_after_secs:g}"}
     response = httpx.Response(429, headers=headers, request=request)
     return httpx.HTTPStatusError("too many", request=request, response=response)
-
-
-@contextmanager
-def logged(level: str = "WARNING") -> Iterator[list[str]]:
-    """What this package logs meanwhile."""
-    lines: list[str] = []
-    sink = logger.add(
-        lambda line: lines.append(str(line)),
-        level=level,
-        format="{message}",
-        filter=lambda record: str(record["name"]).startswith("pipecat_hedge"),
-    )
-    try:
-        yield lines
-    finally:
-        logger.remove(sink)

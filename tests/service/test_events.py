@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipecat_hedge.race import TurnReport
 from pipecat_hedge.service.events import EventHub
-from tests.service.builders import logged
+from tests.support.logged import logged
 
 TURN = TurnReport(1, None, "failed", None, None, 0.1, ())
 

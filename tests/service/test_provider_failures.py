@@ -45,11 +45,11 @@ from tests.service.builders import (
     Inferring,
     Raising,
     asked,
-    logged,
     said,
     too_many_requests,
 )
 from tests.support.line import Line
+from tests.support.logged import logged
 from tests.support.standing import standing
 
 pytestmark = pytest.mark.virtual_time
@@ -306,7 +306,7 @@ class TestBreakers:
         (report,) = found
         assert (report.provider, report.before, report.after) == ("a", "closed", "open")
         assert "5 failures in a row" in report.reason
-        (said_of_a,) = [line for line in lines if line.startswith("a is")]
+        (said_of_a,) = [line for line in lines if line.startswith("WARNING: a is")]
         assert "secret" not in said_of_a
         state = llm.provider_states()[0]
         assert (state.breaker, state.breaker_reason) == ("open", report.reason)

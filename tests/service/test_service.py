@@ -53,12 +53,12 @@ from tests.service.builders import (
     Raising,
     Tool,
     asked,
-    logged,
     racing,
     said,
     scripted,
 )
 from tests.support.line import Line
+from tests.support.logged import logged
 
 pytestmark = pytest.mark.virtual_time
 

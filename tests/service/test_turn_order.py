@@ -15,8 +15,9 @@ from pipecat_hedge.race import ServerLoad
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.tools.bench import percentile
 from tests.no_harm.virtual import Scripts
-from tests.service.builders import asked, logged, racing, said, scripted, too_many_requests
+from tests.service.builders import asked, racing, said, scripted, too_many_requests
 from tests.support.line import Line
+from tests.support.logged import logged
 
 pytestmark = pytest.mark.virtual_time
 

@@ -1,4 +1,4 @@
-"""A running simulator, and the SDKs that talk to it."""
+"""The SDKs that talk to a running simulator."""
 
 from __future__ import annotations
 
@@ -9,12 +9,6 @@ import pytest
 from pipecat_hedge.tools.simulator import Simulator
 
 from .sdk import SDKS, Sdk
-
-
-@pytest.fixture
-async def sim() -> AsyncIterator[Simulator]:
-    async with Simulator(seed=1) as running:
-        yield running
 
 
 @pytest.fixture(params=list(SDKS))
