@@ -21,7 +21,9 @@ from pipecat.services.openai.responses.llm import OpenAIResponsesHttpLLMService
 
 from pipecat_hedge import HedgePolicy, TurnReport
 from pipecat_hedge.race import ProviderState
+from tests.live import wire_streams
 from tests.live.scripted_upstream import replying, scripted
+from tests.live.wire_streams import CLAUDE_BEGIN, sse
 from tests.service.builders import Tool, asked, racing
 from tests.support.line import Line
 from tests.support.simulated import close, simulated
@@ -37,15 +39,8 @@ each_wire = pytest.mark.parametrize("wire", WIRES)
 # ---- streams
 
 
-def sse(event: dict[str, Any]) -> bytes:
-    name = f"event: {event['type']}\n" if "type" in event else ""
-    return f"{name}data: {json.dumps(event)}\n\n".encode()
-
-
 def chunk(reason: str | None = None, **delta: Any) -> bytes:
-    choice = {"index": 0, "delta": delta, "finish_reason": reason}
-    base = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "a"}
-    return sse({**base, "choices": [choice]})
+    return sse(wire_streams.chunk(reason, **delta))
 
 
 def piece(arguments: str, name: str | None = None, index: int = 0) -> bytes:
@@ -81,9 +76,7 @@ def begun(wire: str) -> bytes:
         return chunk(role="assistant", content="")
     if wire == "responses":
         return response("created", response=made_response("in_progress"))
-    message = {"id": "m1", "type": "message", "role": "assistant", "model": "a", "content": []}
-    message |= {"stop_reason": None, "usage": {"input_tokens": 9, "output_tokens": 1}}
-    return sse({"type": "message_start", "message": message})
+    return sse(CLAUDE_BEGIN)
 
 
 def text(wire: str, answer: str) -> bytes:

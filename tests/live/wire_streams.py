@@ -7,6 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 WORDS = ("Gern! ", "Wir haben ", "bis neun ", "geöffnet – ", "schauen Sie ", "vorbei 👋", ".")
+_CLAUDE: Any = {"id": "m1", "type": "message", "role": "assistant", "model": "m", "content": []}
+_CLAUDE |= {"stop_reason": None, "usage": {"input_tokens": 9, "output_tokens": 1}}
+CLAUDE_BEGIN = {"type": "message_start", "message": _CLAUDE}
+
+
+def sse(event: Mapping[str, Any]) -> bytes:
+    """An event of a stream, with its type where it has one."""
+    name = f"event: {event['type']}\n" if "type" in event else ""
+    return f"{name}data: {json.dumps(event)}\n\n".encode()
 
 
 def chunk(finish: str | None = None, **delta: Any) -> dict[str, Any]:
@@ -27,15 +36,13 @@ def gpt_whole(finish: str | None, **message: Any) -> bytes:
 
 
 def claude_stream(*found: Mapping[str, Any], reason: str | None, stops: bool = True) -> list[bytes]:
-    message = {"id": "m1", "type": "message", "role": "assistant", "model": "m", "content": []}
-    message |= {"stop_reason": None, "usage": {"input_tokens": 9, "output_tokens": 1}}
-    events: list[Mapping[str, Any]] = [{"type": "message_start", "message": message}, *found]
+    events: list[Mapping[str, Any]] = [CLAUDE_BEGIN, *found]
     if reason is not None:
         delta = {"stop_reason": reason, "stop_sequence": None}
         events.append({"type": "message_delta", "delta": delta, "usage": {"output_tokens": 7}})
     if stops:
         events.append({"type": "message_stop"})
-    return [f"event: {each['type']}\ndata: {json.dumps(each)}\n\n".encode() for each in events]
+    return [sse(each) for each in events]
 
 
 def claude_whole(reason: str, *content: Mapping[str, Any]) -> bytes:
