@@ -311,7 +311,9 @@ async def test_a_session_s_providers_are_read_when_it_starts(store: MemoryStore)
     await sync(old)
     fresh = process(store)
     fresh.begin_session([CLAUDE])
-    await until(lambda: median(fresh) == pytest.approx(2.0, rel=0.05), 5.0)
+    read = fresh.fleet._sums  # pyright: ignore[reportOptionalMemberAccess, reportPrivateUsage]
+    await until(lambda: CLAUDE.key in read, 5.0)
+    assert median(fresh) == pytest.approx(2.0, rel=0.05)  # the first time that it is asked for
     await fresh.end_session()
 
 
