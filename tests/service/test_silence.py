@@ -36,7 +36,7 @@ async def called(
     """A call in which the first provider plays scripts, and the second is well.
 
     Returns:
-        How long each turn waited, and who was asked first in it; and the turns' reports.
+        How long each turn waited, and which provider was asked first; and the turns' reports.
     """
     scripts = iter(first)
     services = [Scripts(lambda: next(scripts, SILENT), None), Scripts(lambda: WELL, None)]
