@@ -27,7 +27,7 @@ _SILENT = "\0"
 
 def spoken_length(text: str) -> float:
     """The characters of a text that have a sound; see ``WIDE_CHARS``."""
-    return sum(map(_length, _TAG.sub("", text)))
+    return _lengths(_TAG.sub("", text))[-1]
 
 
 def said_chars(
@@ -43,7 +43,7 @@ def said_chars(
         char_secs: What a character of this voice usually takes.
     """
     text = _TAG.sub(lambda tag: _SILENT * len(tag[0]), text)
-    lengths = [*accumulate(map(_length, text), initial=0.0)]  # up to each place
+    lengths = _lengths(text)
     at, end, limit, secs, limit_secs = 0, 0, len(text), 0.0, 0.0
     for word, start_secs in words:
         word = _TAG.sub("", word).strip()
@@ -60,7 +60,7 @@ def said_chars(
     heard = before + (audio_secs - secs) / pace
     said = 0
     for start, end in _words(text):
-        length = sum(_length(char) for char in text[start:end] if char.isalnum())
+        length = lengths[end] - lengths[start]
         if end <= limit and lengths[start] + MOST_OF * length <= heard:
             said = end
     return said
@@ -88,14 +88,17 @@ def _words(text: str) -> Iterator[tuple[int, int]]:
     """Where words are; in a script without spaces, where each character is."""
     for run in re.finditer(r"\S+", text):
         start = run.start()
-        for at in range(start + 1, run.end()):
+        for at in () if run[0].isascii() else range(start + 1, run.end()):
             if text[at].isalnum() and (is_wide(text[at]) or is_wide(text[at - 1])):
                 yield start, at
                 start = at
         yield start, run.end()
 
 
-def _length(char: str) -> float:
-    if char == _SILENT:
-        return 0.0
-    return WIDE_CHARS if char.isalnum() and is_wide(char) else 1.0
+def _lengths(text: str) -> list[float]:
+    """The length up to each place, and to the end; this runs for each piece of audio."""
+    lengths = (
+        WIDE_CHARS if not c.isascii() and c.isalnum() and is_wide(c) else float(c != _SILENT)
+        for c in text
+    )
+    return [*accumulate(lengths, initial=0.0)]
