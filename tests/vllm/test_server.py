@@ -202,6 +202,20 @@ async def test_own_requests_count_before_the_next_look(script: Script, server: V
     assert load_of(server)[0] == 1
 
 
+async def test_own_requests_count_if_the_look_missed_them(
+    script: Script, server: VLLMServer
+) -> None:
+    """They were sent, and had not reached the server's scheduler when it was read."""
+    with server.count_request(), server.count_request():
+        server.hold()
+        await asyncio.sleep(0.1)
+        assert load_of(server) == (2, 0)
+        script.running, script.waiting = 0, 2
+        await asyncio.sleep(2.3)
+        assert load_of(server) == (0, 2)
+    assert load_of(server) == (0, 2)
+
+
 async def test_prefix_cache_share_is_that_since_the_last_look(
     script: Script, server: VLLMServer
 ) -> None:

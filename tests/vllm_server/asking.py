@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -28,22 +27,30 @@ def service(server: VLLMProcess, *, tokens: int | None = None, **extra: Any) -> 
     return VLLMService(base_url=server.base_url, settings=settings)
 
 
-async def counts(server: VLLMProcess) -> Counts:
-    """What a server counts now, asked directly."""
+async def _metrics(server: VLLMProcess) -> str:
     url = server.base_url.removesuffix("/v1") + "/metrics"
     async with aiohttp.ClientSession() as session, session.get(url) as answer:
-        found = read_counts(await answer.text())
+        return await answer.text()
+
+
+async def counts(server: VLLMProcess) -> Counts:
+    """What a server counts now, asked directly."""
+    found = read_counts(await _metrics(server))
     assert found is not None, "these are not the metrics of a vLLM"
     return found
 
 
-async def until(server: VLLMProcess, holds: Callable[[Counts], bool], secs: float = 20) -> float:
-    """Wait until a server's counts are as wanted; says how long that took."""
-    began = time.monotonic()
+async def completed(server: VLLMProcess) -> float:
+    """How many answers a server has given to their ends; aborted ones are not among them."""
+    lines = (await _metrics(server)).splitlines()
+    return sum(float(x.split()[-1]) for x in lines if x.startswith("vllm:request_success_total{"))
+
+
+async def until(server: VLLMProcess, holds: Callable[[Counts], bool], secs: float = 20) -> None:
+    """Wait until a server's counts are as wanted."""
     async with asyncio.timeout(secs):
         while not holds(await counts(server)):
             await asyncio.sleep(0.005)
-    return time.monotonic() - began
 
 
 @asynccontextmanager

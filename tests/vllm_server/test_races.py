@@ -15,11 +15,10 @@ from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, VLLMService
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
 from pipecat_hedge.vllm.server import VLLMServer
 from tests.support.line import Line
-from tests.vllm_server.asking import busy, counts, service, until
+from tests.vllm_server.asking import busy, completed, counts, service, until
 
 pytestmark = pytest.mark.vllm
 
-ABORTED_WITHIN_SECS = 0.2
 LONG = 3000
 """Tokens of an answer that does not end during a test."""
 
@@ -33,8 +32,10 @@ async def test_superseded_request_is_aborted_at_the_server(vllm: VLLMProcess) ->
     local = Provider("local", [service(vllm, tokens=LONG), service(vllm, tokens=LONG)])
     async with busy(vllm, 3), Line(HedgedLLMService([local], policy=HedgePolicy.race(2))) as line:
         await line.send(talk())
+        before = await completed(vllm)
         await line.until(lambda: bool(line.frames(LLMTextFrame)))
-        assert await until(vllm, lambda c: c.running == 4) < ABORTED_WITHIN_SECS
+        await until(vllm, lambda c: c.running == 4)
+        assert await completed(vllm) == before
         await line.interrupt()
         await line.report()
 
@@ -48,8 +49,10 @@ async def test_interruption_aborts_the_running_request(vllm: VLLMProcess, hedged
         await line.send(talk())
         await line.until(lambda: bool(line.frames(LLMTextFrame)))
         assert (await counts(vllm)).running == 4
+        before = await completed(vllm)
         await line.interrupt()
-        assert await until(vllm, lambda c: c.running == 3) < ABORTED_WITHIN_SECS
+        await until(vllm, lambda c: c.running == 3)
+        assert await completed(vllm) == before
         if hedged:
             assert (await line.report()).outcome == "interrupted"
 
@@ -122,18 +125,36 @@ async def test_many_calls_spread_over_two_servers(
     vllm: VLLMProcess, narrow_vllm: VLLMProcess
 ) -> None:
     """Also between two looks: what this process has just sent counts at once."""
+    processes = (narrow_vllm, vllm)
+
+    async def prompt_tokens() -> list[float]:
+        return [(await counts(process)).prefix_queries for process in processes]
+
+    before = await prompt_tokens()
+    async with Line(HedgedLLMService([Provider("alone", service(vllm, tokens=1))])) as line:
+        await line.ask()
+    of_one = sum(await prompt_tokens()) - sum(before)
+    servers = [VLLMServer.shared(process.base_url) for process in processes]
+    for server in servers:
+        server.poll_secs = 60  # the one look, at the start
     async with AsyncExitStack() as stack:
         lines: list[Line] = []
         for _ in range(4):
-            two = [service(narrow_vllm, tokens=LONG), service(vllm, tokens=LONG)]
-            line = Line(HedgedLLMService([Provider("local", two)]))
+            two = Provider("local", [service(process, tokens=LONG) for process in processes])
+            line = Line(HedgedLLMService([two], policy=HedgePolicy.fallback(1)))
             lines.append(await stack.enter_async_context(line))
-        await _look(lines[0].service, waiting=0)
-        for line in lines:
+        async with asyncio.timeout(10):
+            while None in [server.load for server in servers]:
+                await asyncio.sleep(0.02)
+        before = await prompt_tokens()
+        for number, line in enumerate(lines, start=1):
             await line.send(talk())
+            while sum(server.load.running for server in servers if server.load) < number:
+                await asyncio.sleep(0.001)
+        for line in lines:
             await line.until(lambda line=line: bool(line.frames(LLMTextFrame)))
-        assert (await counts(vllm)).running == 2
-        assert (await counts(narrow_vllm)).running == 2
+        sent = [now - then for now, then in zip(await prompt_tokens(), before, strict=True)]
+        assert sent == [2 * of_one, 2 * of_one]
         for line in lines:
             await line.interrupt()
             await line.report()

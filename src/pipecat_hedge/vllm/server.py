@@ -97,7 +97,9 @@ class VLLMServer:
         age = asyncio.get_running_loop().time() - self._polled_at
         if load is None or age > 3 * self.poll_secs + POLL_TIMEOUT_SECS:
             return None
-        return replace(load, running=max(load.running + self._in_flight - self._in_flight_then, 0))
+        now = load.running + self._in_flight - self._in_flight_then
+        # A request that was sent just before the reading may not be in it.
+        return replace(load, running=max(now, self._in_flight - load.waiting, 0))
 
     def hold(self) -> None:
         """Poll the server until ``release`` has been called as often as this."""
