@@ -156,6 +156,12 @@ def firm() -> Frame:
     return frame
 
 
+def pausing(secs: float, *behind: Frame) -> list[Frame]:
+    """An answer whose second sentence comes late, behind other frames."""
+    first, *rest = answer("We are open. Shall", " we book a table?")
+    return [first, rest[0], SleepFrame(secs), *behind, *rest[1:]]
+
+
 OPEN = ("We are", " open. Shall", " we book", " a table?")
 
 
@@ -202,6 +208,19 @@ CASES = {
     ),
     "a line in an answer": Case(
         lambda: [*answer(*OPEN)[:2], line(), *answer(" open.")[1:], *answer("Yes sir.")]
+    ),
+    "a pause in an answer": Case(lambda: [*pausing(6.0), *answer("Yes sir.")]),
+    "a line in a pause of an answer": Case(
+        lambda: [*pausing(6.0, line(), SleepFrame(2.0)), *answer("Yes sir.")]
+    ),
+    "a pause at the end of an answer": Case(
+        lambda: [*answer("We are open. Shall")[:2], SleepFrame(6.0), answer()[-1], line()]
+    ),
+    "an answer that pauses twice": Case(
+        lambda: [*pausing(6.0)[:-1], SleepFrame(6.0), line(), *answer(" Do come by.")[1:]]
+    ),
+    "an interruption of a pause in an answer": Case(
+        lambda: [*pausing(6.0, InterruptionFrame())[:4], SleepFrame(0.1), *answer("Yes sir.")]
     ),
     "texts without an answer": Case(
         lambda: [TextFrame("Good evening. "), TextFrame("Hello. "), *answer("Yes sir.")]
@@ -344,6 +363,15 @@ async def test_same_frames_as_the_voice_alone(name: str) -> None:
     bare = await trace(alone, alone, case)
     assert await trace(voice, hedged(voice, other, **case.options()), case) == bare
     assert [each for each in other.got if isinstance(each, str)] in ([], ["stopped"], ["cancelled"])
+
+
+async def test_line_in_a_short_pause_is_said_behind_the_answer() -> None:
+    """Its words are timed by what is heard; the voice alone does not know of the pause."""
+    case = Case(lambda: [*pausing(2.0, line()), *answer("Yes sir.")])
+    alone, voice = Recorded(), Recorded()
+    bare, both = await trace(alone, alone, case), await trace(voice, hedged(voice), case)
+    assert bare.pop("times") != both.pop("times")
+    assert both == bare
 
 
 @pytest.mark.parametrize("name", ["a line", "an answer", "two answers", "an interruption"])

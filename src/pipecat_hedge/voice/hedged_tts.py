@@ -72,6 +72,8 @@ LAST_WORD_SECS = 0.2
 a timed last word: the start of the next audio, which has no time, would overtake it."""
 NEVER_SECS = 3600.0
 """Pipecat ends a context without audio; here every sentence has its own limit."""
+IDLE_SECS = 3.0
+"""Pipecat's limit, here for a turn without a sentence to say: other texts are said meanwhile."""
 _FIXED = {
     *("push_text_frames", "push_stop_frames", "push_start_frame", "stop_frame_timeout_s"),
     "max_consecutive_zero_audio_contexts",
@@ -290,12 +292,11 @@ class HedgedTTSService(TTSService):
         """The turn has no further sentence."""
         context_id = turn_context(self)
         await super().on_turn_context_completed()
-        if context_id is not None and self.audio_context_available(context_id):
-            if (turn := self._turns.get(context_id)) is None:  # no voice may be asked any more
-                await self.remove_audio_context(context_id)
-            else:
-                turn.is_complete = True
-                await self._close_if_said(turn)
+        if (turn := self._turns.get(context_id or "")) is not None:
+            turn.is_complete = True
+            await self._close_if_said(turn)
+        elif context_id is not None and self.audio_context_available(context_id):
+            await self.remove_audio_context(context_id)  # no voice may be asked any more
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         """Process a frame; what was released of an interrupted turn is not played."""
@@ -326,7 +327,7 @@ class HedgedTTSService(TTSService):
     async def start_word_timestamps(self) -> None:
         """Time words from when the caller hears the context's audio."""
         turn = self._turns.get(self.get_active_audio_context_id() or "")
-        begins_at = 0.0 if turn is None else turn.first_at or 0.0
+        begins_at = 0.0 if turn is None else turn.context_at or 0.0
         wait_secs = max(0.0, begins_at - _now())
         at = self.get_clock().get_time() + int(wait_secs * 1e9)
         await start_words(self, at)
@@ -380,7 +381,7 @@ class HedgedTTSService(TTSService):
             await self.push_error("no voice has spoken a sentence")
         turn = sentence.turn
         turn.end_sentence(sentence, is_whole=is_whole)
-        at_secs = max(0.0, self._playout.dry_at - (turn.first_at or 0.0) - LAST_WORD_SECS)
+        at_secs = max(0.0, self._playout.dry_at - (turn.context_at or 0.0) - LAST_WORD_SECS)
         end = _SentenceEnd(slot=sentence.slot, is_whole=is_whole, at_secs=at_secs)
         await self.append_to_audio_context(turn.context_id, end)
         await self._close_if_said(turn)
@@ -561,10 +562,25 @@ class HedgedTTSService(TTSService):
     # ---- a turn
 
     async def _close_if_said(self, turn: Turn) -> None:
-        if turn.is_complete and not any(each.turn is turn for each in self._sentences):
-            await self.remove_audio_context(turn.context_id)
+        if any(each.turn is turn for each in self._sentences):
+            return
+        if turn.is_complete:
+            await self._close_context(turn)
             work = self._report_when_played(turn, self._playout.dry_at)
             self._speaking.start(work, name=f"{self} plays")
+        else:
+            self._speaking.start(self._close_if_idle(turn), name=f"{self} waits for a sentence")
+
+    async def _close_if_idle(self, turn: Turn) -> None:
+        said = turn.sentences
+        await asyncio.sleep(IDLE_SECS)
+        if turn.sentences == said and not turn.is_complete:
+            turn.context_at = None  # a later sentence begins the context again
+            await self._close_context(turn)
+
+    async def _close_context(self, turn: Turn) -> None:
+        if self.audio_context_available(turn.context_id):
+            await self.remove_audio_context(turn.context_id)
 
     async def _report_when_played(self, turn: Turn, dry_at: float) -> None:
         await asyncio.sleep(dry_at - _now())

@@ -15,12 +15,13 @@ class Turn:
     """The texts of one audio context; see ``SpeechReport``.
 
     Parameters:
-        context_id: The context.
+        context_id: The context. It ends when the model pauses, and begins again.
         began_at: When its first sentence came.
         is_interruptible: Whether an interruption ends it.
         number: The turn of the LLM whose answer it is; None if it is none.
         is_complete: Whether no sentence is added any more.
         first_at: When its audio began to play.
+        context_at: When the context's did, since it began last.
     """
 
     context_id: str
@@ -33,6 +34,7 @@ class Turn:
     rescued: int = 0
     left_out: int = 0
     first_at: float | None = None
+    context_at: float | None = None
     silent_secs: float = 0.0
     characters: int = 0
     extra_characters: int = 0
@@ -47,7 +49,9 @@ class Turn:
             self.first_at = at
         else:
             self.silent_secs += max(0.0, at - dry_at)
-        return at - self.first_at
+        if self.context_at is None:
+            self.context_at = at
+        return at - self.context_at
 
     def end_sentence(self, sentence: Sentence, *, is_whole: bool) -> None:
         """A sentence has ended."""
