@@ -40,7 +40,8 @@ from pipecat.transcriptions.language import Language
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge import HedgedSTTService, ProviderStats
-from tests.support.recognition import STOP_SECS, Said, ScriptedRescue, ScriptedSTT
+from tests.support.hearing import HearingSTT, speech
+from tests.support.recognition import STOP_SECS, Said, ScriptedRescue, ScriptedSTT, stopped
 
 pytestmark = pytest.mark.virtual_time
 
@@ -238,6 +239,24 @@ async def test_end_of_a_call_waits_for_the_last_transcript(is_hedged: bool) -> N
     primary = ScriptedRescue(lambda _: "goodbye", secs=1.0)
     stt = hedged(primary, ScriptedRescue(lambda _: "rescued")) if is_hedged else primary
     assert await texts(stt, *utterance()[:-1]) == ["goodbye"]
+
+
+@KINDS
+async def test_service_that_has_ended_serves_the_next_call(is_hedged: bool) -> None:
+    primary = Recorded()
+    stt = hedged(primary, ScriptedRescue(lambda _: "rescued")) if is_hedged else primary
+    for _ in range(2):
+        assert await texts(stt, *utterance()) == ["hello there"]
+
+
+@KINDS
+async def test_words_that_the_rescue_has_missed_are_said(is_hedged: bool) -> None:
+    """It adds nothing to what the first one has said, which says the rest late."""
+    primary = Recorded(lambda _: [(0.0, "two pizzas"), (0.05, "…and a"), (4.0, "and a coke")])
+    rescue = ScriptedRescue(lambda _: "two pizzas")
+    stt = hedged(primary, rescue) if is_hedged else primary
+    assert await texts(stt, *utterance(), SleepFrame(6.0)) == ["two pizzas", "and a coke"]
+    assert len(rescue.heard) == is_hedged
 
 
 @KINDS
@@ -441,6 +460,28 @@ async def test_switcher_fails_over_when_neither_can_work(failing: str, said: str
     assert services[0].is_usable is (failing == "primary")
 
 
+@KINDS
+async def test_service_that_has_failed_is_brought_back(is_hedged: bool) -> None:
+    class Rejected(ScriptedRescue):
+        async def run_stt(self, audio: bytes) -> AsyncGenerator[Frame | None, None]:
+            yield ErrorFrame("no such key", category=ErrorCategory.AUTHENTICATION)
+
+    primary = Rejected(lambda _: "")
+    stt = hedged(primary, Rejected(lambda _: "")) if is_hedged else primary
+    changes: list[bool] = []
+
+    async def changed(_: object, is_usable: bool) -> None:
+        changes.append(is_usable)
+
+    stt.add_event_handler("on_usable_changed", changed)
+    await texts(stt, *utterance(), SleepFrame(4.0))
+    assert not stt.is_usable
+    await stt.set_usable(True)
+    await stt.cleanup()  # it waits for the handlers
+    assert stt.is_usable
+    assert changes == [False, True]
+
+
 async def test_audio_passes_by_a_recogniser_that_passes_none_on() -> None:
     """``audio_passthrough`` is not heeded: audio does not pass through the primary."""
 
@@ -453,6 +494,22 @@ async def test_audio_passes_by_a_recogniser_that_passes_none_on() -> None:
     both, _ = await sent(hedged(primary, ScriptedRescue(lambda _: "")))
     assert not any(isinstance(frame, InputAudioRawFrame) for frame in bare)
     assert any(isinstance(frame, InputAudioRawFrame) for frame in both)
+
+
+async def test_audio_passes_when_no_fresh_recogniser_can_be_created() -> None:
+    made: list[HearingSTT] = []
+
+    def create() -> HearingSTT:
+        if made:
+            raise ValueError("no key")
+        made.append(HearingSTT(says=2))
+        return made[-1]
+
+    sounds = [event for event in speech(range(30)) if event is not stopped]
+    frames: list[Any] = [SleepFrame(each) if isinstance(each, float) else each for each in sounds]
+    down, _ = await run_test(hedged(create, ScriptedRescue(lambda _: "")), frames_to_send=frames)
+    sent = [frame for frame in frames if isinstance(frame, InputAudioRawFrame)]
+    assert [frame for frame in down if isinstance(frame, InputAudioRawFrame)] == sent
 
 
 async def test_replaced_recogniser_leaves_no_task() -> None:

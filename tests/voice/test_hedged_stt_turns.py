@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 from pipecat.frames.frames import (
+    BotStartedSpeakingFrame,
+    BotStoppedSpeakingFrame,
     Frame,
     InputAudioRawFrame,
     InterimTranscriptionFrame,
@@ -44,6 +46,7 @@ from tests.support.recognition import (
     ScriptedSTT,
     analyzed,
     call,
+    spoken,
 )
 
 pytestmark = pytest.mark.virtual_time
@@ -213,6 +216,53 @@ async def test_what_a_muted_caller_says_is_not_rescued(is_hedged: bool) -> None:
     said = await talk.hold(*line_at(0.1, speech([], then_secs=0.5)), *speech(range(5)))
     assert said == []
     assert talk.rescue.heard == []
+
+
+@KINDS
+async def test_what_the_caller_says_while_the_detection_is_muted_is_said_behind_it(
+    is_hedged: bool,
+) -> None:
+    """A voice detection in the aggregator hears nothing while the caller is muted."""
+    primary = ScriptedSTT(lambda _: [(9.0, "…yes"), (9.3, "yes exactly")])
+    stt = hedged(primary, Rescue(said=lambda _: "two large pizzas")) if is_hedged else primary
+    call = PhoneCall(
+        ScriptedLLMService([Wait(0.1), Say("Yes.")]),
+        strategies=UserTurnStrategies(stop=[analyzed()]),
+        before=[stt],
+        mute=[AlwaysUserMuteStrategy()],
+    )
+    bot: list[Event] = [BotStartedSpeakingFrame, 3.0, BotStoppedSpeakingFrame]
+    async with call:
+        await call.play(*spoken(), 5.0, *bot, 6.0)
+        said = [m["content"] for m in call.messages if m["role"] == "user"]
+    assert said == ["two large pizzas"] * is_hedged + ["yes exactly"]
+
+
+class Late(HearingSTT):
+    """It is calm in its first utterance only."""
+
+    async def _finish(self) -> None:
+        await super()._finish()
+        self.late_secs = 4.0
+
+
+@KINDS
+async def test_service_that_is_switched_to_in_mid_speech(is_hedged: bool) -> None:
+    """It hears the end of an utterance alone: the rescue would answer for a part of it."""
+    services: list[FrameProcessor] = [Late(every=1000), HearingSTT()]
+    if is_hedged:
+        services = [hedged(service, HearingRescue()) for service in services]
+    there, back = (ManuallySwitchServiceFrame(service=each) for each in reversed(services))
+    first, second = speech(range(3)), speech(range(3, 13), then_secs=8.0)
+    call = PhoneCall(
+        ScriptedLLMService([Wait(0.1), Say("Yes.")]),
+        strategies=UserTurnStrategies(stop=[analyzed()]),
+        before=[ServiceSwitcher(services)],
+    )
+    async with call:
+        await call.play(*first, there, *second[:30], back, *second[30:])
+        said = " ".join(m["content"] for m in call.messages if m["role"] == "user")
+    assert said.split()[-5:] == WORDS[8:13]
 
 
 async def test_hedged_services_in_a_switcher() -> None:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from pipecat.frames.frames import STTMuteFrame
 
 from pipecat_hedge import ProviderStats
 from tests.support.call import Event
@@ -98,6 +99,13 @@ async def test_slow_answer_is_of_the_utterance_it_was_asked_for() -> None:
     said = await talk.hold(*speech(range(3), then_secs=1.4), *speech(range(3, 5)), 3.0)
     assert said == words(range(5))
     assert len(talk.rescue.heard) == 2
+
+
+async def test_words_from_before_the_caller_was_muted_in_mid_speech_are_rescued() -> None:
+    talk = Talk(lambda _: HearingSTT(late_secs=4.0, every=1000), is_kept=True)
+    events = speech(range(8), then_secs=8.0)
+    muted = [STTMuteFrame(mute=True), 0.2, STTMuteFrame(mute=False)]
+    assert await talk.hold(*events[:24], *muted, *events[24:]) == words(range(8))
 
 
 async def test_second_transcript_of_the_rescue_adds_only_what_was_not_said() -> None:

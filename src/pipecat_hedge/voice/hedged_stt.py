@@ -134,7 +134,7 @@ class HedgedSTTService(Pipeline):
             require(field, each, STTService, "give a speech-to-text service", may_be_none=False)
         if service is rescue:
             raise ConfigurationError("rescue is the primary itself: give another service")
-        self._host = _Host(service, create, rescue, budget, stats)
+        self._host = _Host(service, create, rescue, budget, stats, self._usable_changed)
         name = f"{name_of(service.name)}+{name_of(rescue.name)}"
         timing = TranscriptTiming(
             least_wait_secs=least_wait_secs, recogniser=name, stats=stats, enable_direct_mode=True
@@ -153,6 +153,14 @@ class HedgedSTTService(Pipeline):
     def is_usable(self) -> bool:
         """Whether one of the recognisers can still do its job."""
         return self._host.is_usable
+
+    async def set_usable(self, is_usable: bool) -> None:
+        """Bring both recognisers back, or give up both."""
+        await self.primary.set_usable(is_usable)
+        await self._host.rescue.set_usable(is_usable)
+
+    async def _usable_changed(self, *_: object) -> None:
+        await super().set_usable(self.is_usable)
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         """Settings that are addressed to this service are for its recognisers."""
@@ -199,6 +207,8 @@ class _Member:
         """Set it up beside the call: its handshake may take long, or hang."""
         mine = copy.copy(setup)
         mine.observer = None  # it would see the caller twice
+        self.is_closed, self._backlog = False, deque()  # it may have served a pipeline before
+        self._ended.clear()
         self._opening.start(self._open(mine), name=f"opens {self.service}")
 
     async def _open(self, setup: FrameProcessorSetup) -> None:
@@ -262,11 +272,15 @@ class _Host(FrameProcessor):
         rescue: STTService,
         budget: float,
         stats: ProviderStats | None,
+        usable_changed: Callable[..., Any],
     ):
         super().__init__(name=f"Hedged{primary.name}")
         self._create, self._given, self._budget = create, stats, budget
+        self._usable_changed = usable_changed
         self._primary = _Member(primary, self._primary_said)
         self._rescue = _Member(rescue, self._rescue_said)
+        for service in (primary, rescue):
+            service.add_event_handler("on_usable_changed", usable_changed)
         self._backend = Backend(name_of(primary.name), model_of(primary), measures=KIND)
         spare = f"{name_of(rescue.name)} (rescue)"
         self._spare = Backend(spare, model_of(rescue), measures=KIND)
@@ -295,8 +309,12 @@ class _Host(FrameProcessor):
         return self._primary.service
 
     @property
+    def rescue(self) -> STTService:
+        return self._rescue.service
+
+    @property
     def is_usable(self) -> bool:
-        return self.primary.is_usable or self._rescue.service.is_usable
+        return self.primary.is_usable or self.rescue.is_usable
 
     def outcome(self) -> tuple[bool, int, bool]:
         """See ``TranscriptTiming.report_rescues``."""
@@ -309,6 +327,7 @@ class _Host(FrameProcessor):
     async def setup(self, setup: FrameProcessorSetup) -> None:
         await super().setup(setup)
         llm = next((p for p in downstream_of(self) if isinstance(p, HedgedLLMService)), None)
+        self._transcripts, self._is_speaking = TranscriptRescue(), False
         self._stats = self._given or (llm.stats if llm else shared_stats())
         self._primary.open(setup)
         self._rescue.open(setup)
@@ -333,7 +352,7 @@ class _Host(FrameProcessor):
             await self.push_frame(frame, direction)
             return
         if isinstance(frame, StartFrame):
-            self._started.append(frame)
+            self._started = [frame, *(f for f in self._started if not isinstance(f, StartFrame))]
             await self.push_frame(frame, direction)  # a handshake holds up nothing
             await self._rescue.feed(frame)
         elif isinstance(frame, InputAudioRawFrame):
@@ -343,15 +362,17 @@ class _Host(FrameProcessor):
             await self.push_frame(frame, direction)  # the utterance before is reported
             await self._speech_started(frame)
         elif isinstance(frame, STTMuteFrame):
+            if not self._is_speaking and not self._is_pending:
+                self._trim(0.0)
             self._is_muted = frame.mute
             self._started.append(frame)
-            self._audio.clear()
-            self._audio_secs = 0.0
+            self._was_unmuted = self._was_unmuted or (self._is_speaking and self._is_listened_to)
         elif isinstance(frame, UserMuteStartedFrame):
             self._unmuted.clear()
         elif isinstance(frame, UserMuteStoppedFrame):
             self._unmuted.set()
-            self._was_unmuted = self._was_unmuted or self._is_speaking
+            self._transcripts.unmute()
+            self._was_unmuted = self._was_unmuted or (self._is_speaking and self._is_listened_to)
             if self._held and self._held[-1].finalized:
                 await self._say_held()
         elif isinstance(frame, STTUpdateSettingsFrame):
@@ -409,7 +430,7 @@ class _Host(FrameProcessor):
         if not self._transcripts.is_asked or self._transcripts.is_rescued:  # else it may answer yet
             await self._give_back(goes_on=goes_on)
         self._before_secs = BEFORE_SECS + frame.start_secs
-        self._is_speaking, self._was_unmuted = True, self._unmuted.is_set()
+        self._is_speaking, self._was_unmuted = True, self._is_listened_to
         was_rescued = self._transcripts.is_rescued
         before = self._transcripts.start(_now(), self._before_secs, goes_on=goes_on)
         if before is not None and not was_rescued and not self._is_turn_based:
@@ -419,12 +440,18 @@ class _Host(FrameProcessor):
             await self.push_frame(self._dropped)
 
     async def _speech_stopped(self, frame: VADUserStoppedSpeakingFrame) -> None:
+        if not self._is_speaking:  # it was switched to in mid-speech
+            return
         self._is_speaking, self._spoken = False, tuple(self._audio)
         now = _now()
         self._accounts.begin_turn(self._budget, now)
         self._transcripts.stop(now, frame.stop_secs, self._deadline_secs())
         if not self._is_muted and not self._is_turn_based:
             self._wait()
+
+    @property
+    def _is_listened_to(self) -> bool:
+        return not self._is_muted and self._unmuted.is_set()
 
     @property
     def _is_pending(self) -> bool:
@@ -588,8 +615,7 @@ class _Host(FrameProcessor):
         """Replace a primary that has sent nothing for long, although the caller speaks."""
         can_replace = self._create is not None and self._has_interims
         if can_replace and self._transcripts.is_stuck(_now()):
-            self._transcripts.repeat()
-            await self._replace(tuple(self._audio)[:-1])
+            await self._replace(tuple(self._audio)[:-1], repeats=True)
 
     async def _primary_was_silent(self) -> None:
         """The rescue has heard words of which the primary has said nothing."""
@@ -597,10 +623,22 @@ class _Host(FrameProcessor):
         answered = {frame.id for frame in self._spoken}
         await self._replace(tuple(frame for frame in self._audio if frame.id not in answered))
 
-    async def _replace(self, audio: tuple[InputAudioRawFrame, ...]) -> None:
+    async def _replace(
+        self, audio: tuple[InputAudioRawFrame, ...], *, repeats: bool = False
+    ) -> None:
         if self._create is None or not self._started:
             return
-        stuck, self._primary = self._primary, _Member(self._create(), self._primary_said)
+        try:
+            fresh = self._create()
+        except Exception as e:
+            logger.error(f"{self}: a fresh recogniser cannot be created")
+            logger.debug(f"{self}: {e}")
+            self._create = None
+            return
+        if repeats:
+            self._transcripts.repeat()
+        fresh.add_event_handler("on_usable_changed", self._usable_changed)
+        stuck, self._primary = self._primary, _Member(fresh, self._primary_said)
         logger.warning(f"{self}: {stuck.service} says nothing, a fresh one takes its place")
         stuck.is_closed, self._was_replaced, self._has_interims = True, True, False
         self._primary.open(self.processor_setup)

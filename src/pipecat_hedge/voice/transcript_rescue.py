@@ -5,8 +5,10 @@ something is missing at its deadline: no transcript has come since the end of sp
 one has come since the last one. There are four cases for a transcript of the primary:
 
 1. Its utterance is not rescued: it is said.
-2. Its utterance is rescued, and the caller has not spoken since: it is dropped.
-3. The caller has spoken since, and it begins like a rescued utterance: the rest is said.
+2. Its utterance is rescued, and the caller has not spoken since: it is dropped, unless the rescue
+   had nothing to add.
+3. The caller has spoken since, or may have while muted, and it begins like a rescued utterance: the
+   rest is said.
 4. It begins otherwise: it is said.
 """
 
@@ -105,7 +107,7 @@ class TranscriptRescue:
         self.utterance: Utterance | None = None
         self.said = self.ahead = self._doubtful = ""
         self._known = self._again = self._ahead = ""
-        self.is_asked = self._is_early = False
+        self.is_asked = self._is_early = self._may_have_spoken = False
         self.heard_at = self.began_at = float("-inf")
         self.dropped = 0
         self._deadline_secs = self._longest_secs = 0.0
@@ -133,8 +135,13 @@ class TranscriptRescue:
         if not goes_on:
             self._doubtful = ""
         self._known = self._again = ""
+        self._may_have_spoken = False
         self.began_at, self.dropped = now, 0
         return before
+
+    def unmute(self) -> None:
+        """The caller was muted: the VAD may have missed that they spoke."""
+        self._may_have_spoken = self.is_rescued
 
     def stop(self, now: float, stop_secs: float, deadline_secs: float) -> None:
         """The VAD has noticed the end of speech.
@@ -211,7 +218,7 @@ class TranscriptRescue:
     def take_interim(self, text: str, now: float) -> str:
         """Take an interim transcript of the primary; returns what is passed on of it."""
         self._heard(now)
-        if self.is_rescued:
+        if self._answer:
             return ""
         text = self._without_owed(self._without_known(text))[0]
         if text and self.utterance is not None:
@@ -232,14 +239,14 @@ class TranscriptRescue:
                 self.utterance.take_final(heard, now)
                 return "", None
             self._known = ""
-        owed = self._asked[-1].owed if self.is_rescued else None
-        if owed is not None:
-            self._ahead = rest_after(owed.text, text, alike=ALIKE) or ""
+        owed = self._asked[-1].owed if self.is_rescued and not self._may_have_spoken else None
+        if self._answer:
+            self._ahead = rest_after(self._answer, text, alike=ALIKE) or ""
             rest, before = self._without_owed(text)
             if before is not None and not rest:  # it came late, and this one's is still to come
                 owed = before
             text = ""
-        else:
+        elif owed is None:
             text, owed = self._without_owed(text)
         if not text:
             self.dropped += 1
@@ -319,6 +326,12 @@ class TranscriptRescue:
         if not self._asked or self._asked[-1].owed is None or self.utterance is None:
             return False
         return self.utterance.ended_at == self._asked[-1].ended_at
+
+    @property
+    def _answer(self) -> str:
+        """What the rescue has said of the utterance, as long as the caller says no more."""
+        owed = self._asked[-1].owed if self.is_rescued else None
+        return "" if owed is None or self._may_have_spoken else owed.text
 
     def _without_owed(self, text: str) -> tuple[str, Owed | None]:
         has_stopped = self.utterance is not None and self.utterance.stopped_at is not None
