@@ -32,6 +32,7 @@ from pipecat.metrics.metrics import (
 )
 from pipecat.processors.aggregators.llm_context import LLMSpecificMessage
 from pipecat.services.llm_service import FunctionCallParams, LLMService
+from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
 
@@ -788,6 +789,19 @@ async def test_settings_reach_every_member() -> None:
         await line.ask()
     assert settings_of(llms, "temperature") == [0.2, 0.2]
     assert all("Speak plainly." in text for text in settings_of(llms, "system_instruction"))
+
+
+async def test_settings_in_a_mapping_are_the_services_own_as_bare() -> None:
+    bare, member = (OpenAILLMService(api_key="any") for _ in range(2))
+    mapping = {"temperature": 0.2, "max_completion_tokens": 50, "parallel_tool_calls": False}
+    for llm in (bare, racing(member, warm=False)):
+        async with Line(llm) as line:
+            await line.send(LLMUpdateSettingsFrame(settings=mapping))
+            await line.until(lambda line=line: bool(line.frames(LLMUpdateSettingsFrame)))
+    assert member.settings == bare.settings
+    assert member.settings.extra == {"parallel_tool_calls": False}
+    for llm in (bare, member):
+        await llm._client.close()
 
 
 async def test_settings_update_reaches_one_member() -> None:

@@ -201,8 +201,16 @@ class ServiceAdapter:
         await self.service.cleanup()
 
     async def update_settings(self, delta: LLMSettings) -> None:
-        """Change the service's settings."""
-        await self.control(LLMUpdateSettingsFrame(delta=delta))
+        """Change the service's settings.
+
+        Args:
+            delta: The changes. Settings that only the service's own class has may be among its
+                ``extra``: there the host finds them, in a frame with a mapping.
+        """
+        own: Any = type(self.service.settings)
+        is_mapping = type(delta) is LLMSettings and delta.extra
+        changes = own.from_mapping(delta.given_fields()) if is_mapping else delta
+        await self.control(LLMUpdateSettingsFrame(delta=changes))
 
     async def limit(self, budget: TokenBudget) -> None:
         """Bound the tokens of requests and answers; call it after the service has started."""
