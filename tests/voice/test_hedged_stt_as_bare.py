@@ -242,6 +242,13 @@ async def test_end_of_a_call_waits_for_the_last_transcript(is_hedged: bool) -> N
 
 
 @KINDS
+async def test_end_of_a_call_waits_two_seconds_for_a_slow_recogniser(is_hedged: bool) -> None:
+    primary = ScriptedRescue(lambda _: "goodbye", secs=2.5)
+    stt = hedged(primary, ScriptedRescue(lambda _: "rescued")) if is_hedged else primary
+    assert await texts(stt, *utterance()[:-1]) == ["goodbye"] * (not is_hedged)
+
+
+@KINDS
 async def test_service_that_has_ended_serves_the_next_call(is_hedged: bool) -> None:
     primary = Recorded()
     stt = hedged(primary, ScriptedRescue(lambda _: "rescued")) if is_hedged else primary
