@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncGenerator
 
 import anthropic
 import httpx
 import openai
 import pytest
 from google.genai.errors import APIError
-from google.genai.types import GenerateContentResponse
 from pipecat.adapters.llm.base_llm_adapter import LLMContextConversionError
 from pipecat.frames.frames import ErrorFrame
-from pipecat.services.google.llm import GoogleLLMService
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge.race import AttemptError
-from pipecat_hedge.service.provider_client import attempt_error, read_stream_in_one_task
+from pipecat_hedge.service.provider_client import attempt_error
 
 REQUEST = httpx.Request("POST", "http://127.0.0.1/v1")
 
@@ -163,33 +159,3 @@ def test_google_and_amazon_load_errors() -> None:
     assert found(throttled).is_busy
     assert found(None, ErrorCategory.RATE_LIMIT).is_busy
     assert not found(None, ErrorCategory.SERVER).is_busy
-
-
-@pytest.mark.parametrize("chunks", [1, 100])
-async def test_chunks_that_came_at_once_leave_the_loop_to_others_as_bare(chunks: int) -> None:
-    """Else the first token of each other call of the process waits for the whole of an answer."""
-
-    async def came_at_once() -> AsyncGenerator[GenerateContentResponse]:
-        for _ in range(chunks):
-            yield GenerateContentResponse()
-
-    async def passes(service: GoogleLLMService) -> int:
-        """How often another task could run while the chunks were read."""
-        count, loop = 0, asyncio.get_running_loop()
-
-        def run() -> None:
-            nonlocal count, handle
-            count, handle = count + 1, loop.call_soon(run)
-
-        handle = loop.call_soon(run)
-        try:
-            stream = service._iter_stream(came_at_once(), first_chunk_timeout=9)
-            assert len([chunk async for chunk in stream]) == chunks
-        finally:
-            handle.cancel()
-        return count
-
-    bare, hosted = GoogleLLMService(api_key="any"), GoogleLLMService(api_key="any")
-    read_stream_in_one_task(hosted)
-    others_run = await passes(bare) >= chunks
-    assert await passes(hosted) == (chunks if others_run else 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -332,8 +331,7 @@ def read_stream_in_one_task(service: LLMService[Any]) -> None:
 
     Before Python 3.12 its ``asyncio.wait_for`` reads a chunk in a task of its own. A request that
     is cancelled before that task has run stays open until the next garbage collection, because the
-    SDK's response and its generator refer to each other. Those tasks also let other calls run
-    between chunks that came at once, so here each read but the first waits for a pass of the loop.
+    SDK's response and its generator refer to each other.
     """
     if not hasattr(service, "_iter_stream") or not hasattr(service, "_stream_idle_timeout_secs"):
         return
@@ -344,8 +342,6 @@ def read_stream_in_one_task(service: LLMService[Any]) -> None:
         timeout_secs, is_first = first_chunk_timeout, True
         try:
             while True:
-                if _WAITS_FOR_A_PASS and not is_first:
-                    await asyncio.sleep(0)
                 async with asyncio.timeout(timeout_secs):
                     try:
                         chunk = await anext(response)
@@ -361,10 +357,6 @@ def read_stream_in_one_task(service: LLMService[Any]) -> None:
                 await response.aclose()
 
     service._iter_stream = iter_stream  # pyright: ignore[reportAttributeAccessIssue]
-
-
-_WAITS_FOR_A_PASS = sys.version_info < (3, 12)
-"""Whether ``asyncio.wait_for`` gives the event loop a pass though its result is there."""
 
 
 def keep_connections_open(service: LLMService[Any]) -> None:
