@@ -385,7 +385,7 @@ async def test_outage_is_logged_once_and_nothing_is_lost(
         "learns is shared when that is possible again"
     ]
     store.problem = None
-    await until(lambda: "add" in store.calls, 5.0)
+    await until(lambda: "add" in store.calls[:-1], 5.0)  # one that is under way would be cut off
     await until(lambda: len(logged) > 1, 5.0)
     assert logged[1:] == ["INFO: memory: back, what was learned meanwhile is shared"]
     await stats.end_session()
