@@ -157,6 +157,7 @@ def server(kind: str, upstream: str = "", large: str = "") -> Iterator[tuple[str
     here, there = new.Pipe()
     process = new.Process(target=serve, args=(kind, upstream, large, there), daemon=True)
     process.start()
+    there.close()  # else a process that ends at once is waited for
     yield f"http://127.0.0.1:{here.recv()}", process.pid or 0
     process.terminate()
     process.join()
