@@ -21,6 +21,9 @@ DOCS_STAMP := $(DOCS_VENV)/.installed-docs
 VLLM_HOME ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pipecat-hedge/vllm
 export VLLM_HOME
 
+# pip compiles nothing (scripts/make_env.sh): where Python may not either, as in many images, each start takes twice as long.
+export PYTHONDONTWRITEBYTECODE =
+
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
