@@ -374,6 +374,31 @@ async def test_answer_that_pauses_is_whole(policy: HedgePolicy, other: str, comm
     assert (secs < bare_secs - 1) == (other == "well")
 
 
+THINKS = Wait(6.0)
+
+
+@pytest.mark.parametrize("commit", ["first_sentence", "first_token"])
+@pytest.mark.parametrize("other", [[THINKS, *GOING_ON], [Error()]], ids=["thinks", "fails"])
+@pytest.mark.parametrize(
+    "last", [CUT, [*CUT[:-1], Wait(8.0), *PAUSING[-1:]]], ids=["is cut", "pauses"]
+)
+async def test_model_that_thinks_may_think_in_an_answer(
+    last: list[Step], other: list[Step], commit: Any
+) -> None:
+    """As long as it does before one; so may what continues it. Bare loses only what is cut."""
+    scripts = [[THINKS, *GOING_ON]] * 2
+    llms = [Scripts(partial(scripts.__getitem__, n), None) for n in range(2)]
+    policy = HedgePolicy.adaptive(order="given", commit=commit)
+    async with Line(racing(*llms, policy=policy)) as line:
+        for _ in range(30):
+            await line.ask()
+        line.forget()
+        scripts[:] = [THINKS, *last], other
+        await line.ask()
+        is_lost = last is CUT and other == [Error()]
+        assert (line.text == QUESTION, len(line.errors)) == (not is_lost, int(is_lost))
+
+
 async def _secs(llm: LLMService[Any]) -> tuple[float, Line]:
     """The time to the end of a turn's answer, and its line."""
     began_at = asyncio.get_running_loop().time()

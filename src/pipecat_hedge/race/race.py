@@ -464,10 +464,11 @@ class Race:
         """When a broken answer ends because no replacement answers, and none is left."""
         if self._phase is not Phase.RESCUING or self._may_launch():
             return None
-        times = [_stalls_at(attempt) for attempt in self._live() or self._attempts[-1:]]
+        replacements = self._live() or self._attempts[-1:]
+        times = [each.last_progress_at + _patience_secs(each) for each in replacements]
         if self._winner is not None and self._winner.outcome is None:
             # As long as for a replacement, also if that has failed.
-            times.append(_stalls_at(self._winner) + (self._winner.stall_secs or 0.0))
+            times.append(_stalls_at(self._winner) + _patience_secs(self._winner))
         return max(times)
 
     def _launch_due(self, now: float) -> None:
@@ -751,6 +752,13 @@ def _repeats_at(attempt: Attempt, backoff: float) -> float | None:
 def _is_rejection(error: AttemptError | None) -> bool:
     """Whether a client of this provider alone would have got this error, or no text, at once."""
     return error is not None and (error.is_of_prompt or error is EMPTY_ANSWER)
+
+
+def _patience_secs(attempt: Attempt) -> float:
+    """How long an answer's rest is waited for; of a model that thinks, as long as it may think."""
+    secs = REPLACEMENT_SECS if attempt.stall_secs is None else attempt.stall_secs
+    late_secs = attempt.slot.late_secs
+    return max(secs, late_secs) if late_secs > REPLACEMENT_SECS else secs
 
 
 def _stalls_at(replacement: Attempt) -> float:
