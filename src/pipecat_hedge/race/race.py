@@ -68,7 +68,8 @@ RECHECK_SECS = 0.1
 """How soon to check again whether a request that no provider had room for can be sent."""
 
 REPLACEMENT_SECS = 3.0
-"""How long a replacement may be silent before a broken answer ends, without ``stall_secs``."""
+"""How long a replacement may be silent before a broken answer ends, without ``stall_secs``. A model
+whose typical first token takes longer thinks: it gets its p95."""
 
 _T = TypeVar("_T")
 MakeAttempt: TypeAlias = Callable[[int, Slot, LaunchReason, float, str | None], Attempt]
