@@ -275,7 +275,7 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
         (4.0, TimerFired(), STALL),
         (4.5, AttemptFailed(1, NOT_CONNECTED)),
         (
-            *(7.0, TimerFired(), Cancel(0, "stall"), StreamBroken(0)),
+            *(13.0, TimerFired(), Cancel(0, "stall"), StreamBroken(0)),
             Fail((("a", STALLED), ("b", NOT_CONNECTED))),
         ),
     ),
@@ -284,7 +284,7 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
         (1.0, UsableToken(0), Commit(0, "first_token")),
         (4.0, TimerFired(), STALL),
         (
-            *(7.0, TimerFired(), Cancel(0, "stall"), StreamBroken(0), Cancel(1, "stall")),
+            *(13.0, TimerFired(), Cancel(0, "stall"), StreamBroken(0), Cancel(1, "stall")),
             Fail((("a", STALLED), ("b", TIMED_OUT))),
         ),
     ),

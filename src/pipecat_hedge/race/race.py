@@ -62,6 +62,8 @@ RETRY_JITTER = 0.25
 """The share of a pause that jitter takes off, as in these SDKs."""
 RETRY_AFTER_MAX_SECS = 60.0
 """After a longer ``Retry-After`` nothing is retried. The SDKs' own limit."""
+OPEN_TIMES = 4.0
+"""A silent answer stays open so many times ``stall_secs``: a model may think before it calls a tool."""
 SLOW_TIMES = 2.0
 """A provider that answers other requests is slow: its silence takes this many times as long."""
 RECHECK_SECS = 0.1
@@ -467,9 +469,9 @@ class Race:
             return None
         replacements = self._live() or self._attempts[-1:]
         times = [each.last_progress_at + _patience_secs(each) for each in replacements]
-        if self._winner is not None and self._winner.outcome is None:
-            # As long as for a replacement, also if that has failed.
-            times.append(_stalls_at(self._winner) + _patience_secs(self._winner))
+        winner = self._winner
+        if winner is not None and winner.outcome is None:
+            times.append(winner.last_progress_at + OPEN_TIMES * _patience_secs(winner))
         return max(times)
 
     def _launch_due(self, now: float) -> None:
