@@ -17,6 +17,7 @@ from pipecat_hedge.tools.proxy import ProxyServer, ProxySettings
 from tests.live.proxied import PATHS, asking, proxied
 from tests.live.scripted_upstream import scripted
 from tests.live.test_proxy_passing import SENTENCES, answering
+from tests.support.logged import logged
 
 pytestmark = pytest.mark.live
 
@@ -108,6 +109,27 @@ async def test_a_redirect_in_a_circle_ends() -> None:
         session.post(url + PATHS["openai"], json=asking("openai", stream=True)) as response,
     ):
         assert response.status == 502
+
+
+# ---- a wrong address
+
+
+async def test_an_address_that_the_upstream_does_not_know_is_warned_of_once() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=404)
+
+    with logged() as lines:
+        async with (
+            scripted(answer) as upstream,
+            proxied(upstream.url, upstream={"name": "a"}) as url,
+            aiohttp.ClientSession() as session,
+        ):
+            for _ in range(2):
+                asked = asking("anthropic", stream=True)
+                async with session.post(url + PATHS["anthropic"], json=asked) as response:
+                    assert response.status == 404
+    (line,) = [line for line in lines if "check base_url" in line]
+    assert "a does not know the address or the model: check base_url and model" in line
 
 
 # ---- which requests are allowed

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipecat_hedge.race.errors import ConfigurationError
@@ -27,12 +27,27 @@ def require_known(further: Mapping[str, Any], *, owner: type, base: type) -> Non
     """
     taken = {name for each in base.__mro__ for name in _parameters(each)}
     for name in further:
-        if name in taken:
-            continue
-        known = [*_parameters(owner), *sorted(taken)]
-        near = difflib.get_close_matches(name, known, n=1)
-        remedy = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
-        raise ConfigurationError(f"{name} is no argument of {owner.__name__}: {remedy}")
+        if name not in taken:
+            raise _unknown(name, owner.__name__, [*_parameters(owner), *sorted(taken)])
+
+
+def require_options(
+    further: Mapping[str, Any], *, owner: Callable[..., object], options: type
+) -> None:
+    """Check that the further keyword arguments of a function are those of its options.
+
+    Args:
+        further: The keyword arguments that the function received as its options.
+        owner: The function, for the message.
+        options: The ``TypedDict`` of the options.
+
+    Raises:
+        ConfigurationError: If one is unknown; the message names it and the nearest known one.
+    """
+    taken = options.__annotations__
+    for name in further:
+        if name not in taken:
+            raise _unknown(name, owner.__qualname__, [*_named(owner), *taken])
 
 
 def require(
@@ -101,6 +116,16 @@ def _parameters(owner: type) -> list[str]:
     """Return the names of the arguments that a class itself accepts."""
     if "__init__" not in vars(owner):
         return []
-    parameters = list(inspect.signature(vars(owner)["__init__"]).parameters.values())[1:]
+    return _named(vars(owner)["__init__"])[1:]
+
+
+def _named(function: Callable[..., object]) -> list[str]:
     variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    parameters = inspect.signature(function).parameters.values()
     return [parameter.name for parameter in parameters if parameter.kind not in variadic]
+
+
+def _unknown(name: str, owner: str, known: Sequence[str]) -> ConfigurationError:
+    near = difflib.get_close_matches(name, known, n=1)
+    remedy = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
+    return ConfigurationError(f"{name} is no argument of {owner}: {remedy}")

@@ -20,7 +20,12 @@ from typing import (
     runtime_checkable,
 )
 
-from pipecat_hedge.policy.arguments import require, require_flag, require_number
+from pipecat_hedge.policy.arguments import (
+    require,
+    require_flag,
+    require_number,
+    require_options,
+)
 from pipecat_hedge.policy.slo import Slo, require_seconds
 from pipecat_hedge.policy.turn_route import TurnRoute
 from pipecat_hedge.race.errors import ConfigurationError
@@ -322,6 +327,7 @@ class HedgePolicy:
                 "deadline_secs is not an argument of adaptive, under which no turn fails for being "
                 "late: write target_ttft_secs for when the first token should be there"
             )
+        require_options(options, owner=cls.adaptive, options=_Common)
         return cls(
             rule=rule, max_attempts=max_attempts, name=f"adaptive({100 * budget:g} %)", **options
         )
@@ -339,6 +345,7 @@ class HedgePolicy:
         Raises:
             ConfigurationError: If an argument is out of range; the message names it and the remedy.
         """
+        require_options(options, owner=cls.race, options=PolicyOptions)
         return cls(
             rule=AtOnce(), max_attempts=max_attempts, name=f"race({max_attempts})", **options
         )
@@ -358,6 +365,7 @@ class HedgePolicy:
         Raises:
             ConfigurationError: If an argument is out of range; the message names it and the remedy.
         """
+        require_options(options, owner=cls.after, options=PolicyOptions)
         if seconds is None or seconds == math.inf:
             return cls(
                 rule=OnlyOnFailure(), max_attempts=max_attempts, name="after(never)", **options
@@ -377,6 +385,7 @@ class HedgePolicy:
         Raises:
             ConfigurationError: If an argument is out of range; the message names it and the remedy.
         """
+        require_options(options, owner=cls.fallback, options=PolicyOptions)
         return cls(rule=OnlyOnFailure(), max_attempts=max_attempts, name="fallback", **options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -193,6 +194,17 @@ async def test_a_model_judges_a_sample(tmp_path: Path, probability: float, agree
     assert (found.names, found.asked, found.agreement) == (("a", "b"), 5, agree)
     assert found.low < agree + 0.1
     assert len(found.missed) == (0 if agree else 5)
+
+
+@pytest.mark.live
+def test_judge_that_cannot_be_asked_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "losers.jsonl"
+    log.write_text(line("Yes.", "No."))
+    assert main(["compare", str(log), "--judge", "m", "--judge-url", "http://127.0.0.1:1/v1"]) == 0
+    end = capsys.readouterr().out.splitlines()[-1]
+    assert re.search(r"; 1 pair without a judgement: .*failed to answer: Connection error", end)
 
 
 def test_judge_needs_a_key_or_an_address(

@@ -175,7 +175,7 @@ def _judged(found: Judgement) -> str:
         f"same ({share(found.low)} to {share(found.high)})"
     )
     if found.failed:
-        head += f"; {count(found.failed, 'pair')} without a judgement"
+        head += f"; {count(found.failed, 'pair')} without a judgement: {_brief(found.why or '')}"
     rest = (_side_by_side(pair, "only the judge") for pair in found.missed[:WORST])
     return "\n\n".join([head, *rest])
 

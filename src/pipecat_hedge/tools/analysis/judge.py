@@ -37,6 +37,7 @@ class Judgement:
         high: The upper bound.
         missed: The pairs that differ although every check passed.
         failed: The number of pairs for which the model gave no judgement.
+        why: Why it gave none of the first of them; None if there is none.
     """
 
     names: tuple[str, str]
@@ -46,6 +47,7 @@ class Judgement:
     high: float
     missed: tuple[Pair, ...]
     failed: int
+    why: str | None
 
 
 def judge_model(model: str, base_url: str | None) -> BaseClassifier:
@@ -85,26 +87,30 @@ async def judge(
         groups[pair.names].append(pair)
     at_once = asyncio.Semaphore(AT_ONCE)
 
-    async def is_same(pair: Pair) -> bool | None:
+    async def is_same(pair: Pair) -> bool | ClassifierError:
         state = {"asked": pair.question, "answers": [_whole(said) for said in pair.answers]}
         async with at_once:
             try:
                 return (await classifier.yes_no(state, {"same": QUESTION}))["same"].is_yes
-            except ClassifierError:
-                return None
+            except ClassifierError as error:
+                return error
 
     found: list[Judgement] = []
     for names, group in groups.items():
         sample = random.Random(seed).sample(group, min(most, len(group)))
         verdicts = await asyncio.gather(*map(is_same, sample))
         judged = [
-            (p, verdict) for p, verdict in zip(sample, verdicts, strict=True) if verdict is not None
+            (pair, verdict)
+            for pair, verdict in zip(sample, verdicts, strict=True)
+            if isinstance(verdict, bool)
         ]
+        errors = [str(verdict) for verdict in verdicts if not isinstance(verdict, bool)]
         same, count = sum(verdict for _, verdict in judged), len(judged)
         low, high = wilson(same, count) if count else (0.0, 1.0)
         missed = tuple(p for p, verdict in judged if not verdict and not p.differs_by)
         share = same / count if count else 0.0
-        found.append(Judgement(names, count, share, low, high, missed, len(sample) - count))
+        why = errors[0] if errors else None
+        found.append(Judgement(names, count, share, low, high, missed, len(errors), why))
     return sorted(found, key=lambda each: each.agreement)
 
 

@@ -152,6 +152,8 @@ class ProxiedModel:
             problem = "rejects its key: check key_env"
             if isinstance(cause, UpstreamError) and 300 <= cause.status_code < 400:
                 problem = "redirects to another address, which is not followed: check base_url"
+            elif isinstance(cause, UpstreamError) and cause.status_code == 404:
+                problem = "does not know the address or the model: check base_url and model"
             elif error.category != "authentication":
                 continue
             if name not in self._has_warned:
