@@ -695,6 +695,16 @@ async def test_drained_loser_is_recorded(tmp_path: Path) -> None:
     assert json.loads(log.read_text()) == dataclasses.asdict(answer)
 
 
+@pytest.mark.parametrize(("policy", "warns"), [(DRAIN, 0), (HedgePolicy.race(2), 1)])
+async def test_drained_log_without_drained_losers_is_warned_of(
+    policy: HedgePolicy, warns: int, tmp_path: Path
+) -> None:
+    with logged() as lines:
+        racing(scripted(), scripted(), policy=policy, drained_log=tmp_path / "drained.jsonl")
+    assert [line for line in lines if "drained_log stays empty" in line] == lines
+    assert len(lines) == warns
+
+
 async def test_rest_of_another_answer_is_no_drained_answer() -> None:
     """The rescue of an answer that goes on."""
     policy = HedgePolicy.fallback(losers="drain")

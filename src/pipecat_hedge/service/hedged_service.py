@@ -245,6 +245,11 @@ class HedgedLLMService(HostingLLMService):
         if (service_slo := self._options.slo) is not None:
             composition.track_slo(self.events, service_slo, tier, self._stats.slo_tracker)
         composition.write_logs(self.events, policy, turn_log, drained_log)
+        if drained_log is not None and policy.losers == "cancel":
+            logger.warning(
+                f"{self}: drained_log stays empty, because the policy closes losers: "
+                'write HedgePolicy.adaptive(losers="drain")'
+            )
         self._turns = 0
         regions = {provider.name: provider.region for provider in providers}
         self._order = TurnOrder(self._pool.members, regions, policy.route)
