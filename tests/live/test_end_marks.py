@@ -344,6 +344,42 @@ async def test_answer_with_an_end_mark_is_whole(wire: str, last: bytes) -> None:
     assert (found.text, found.failures, found.asked) == ("We are open till", [None], ["a"])
 
 
+@pytest.mark.parametrize("wire", ["openai", "anthropic"])
+async def test_answer_whose_connection_is_lost_behind_its_end_mark_is_whole(wire: str) -> None:
+    """The bare service says it too, and reports an error."""
+    stream = text(wire, OPENING) + end(wire).removesuffix(b"data: [DONE]\n\n")
+
+    async def cut(request: web.Request) -> web.StreamResponse:
+        out = await replying(stream)(request)
+        assert request.transport is not None
+        request.transport.abort()
+        return out
+
+    async with scripted(cut) as first, scripted(replying(WHOLE[wire])) as second:
+        members = [simulated(wire, None, "m", url=upstream.url) for upstream in (first, second)]
+        line = await asked(racing(*members, policy=HedgePolicy.fallback(probes=False)))
+        await close(*members)
+    assert (line.text, line.errors) == (OPENING, [])
+    assert [attempt.outcome for attempt in line.reports[0].attempts] == ["won"]
+
+
+async def test_call_whose_connection_is_lost_behind_its_end_mark_is_made_by_the_other() -> None:
+    stream = call("openai", PARTY) + chunk("tool_calls")
+
+    async def cut(request: web.Request) -> web.StreamResponse:
+        out = await replying(stream)(request)
+        assert request.transport is not None
+        request.transport.abort()
+        return out
+
+    async with scripted(cut) as first, scripted(replying(CALLING["openai"])) as second:
+        members = [simulated("openai", None, "m", url=each.url) for each in (first, second)]
+        llm = racing(*members, policy=HedgePolicy.fallback(probes=False))
+        await (tool := Tool()).asked(llm, tool.offered())
+        await close(*members)
+    assert [dict(each.arguments) for each in tool.calls] == [PARTY]
+
+
 @pytest.mark.parametrize(
     ("wire", "said"),
     [("openai", "Come by! 👋"), ("anthropic", "She said “Come by.”"), ("responses", "**Come.**\n")],

@@ -125,7 +125,7 @@ class ServiceAdapter:
         self.budget = TokenBudget()
         self._sink: AttemptSink[Piece] | None = None
         self._stats = AttemptStats()
-        self._failed = False
+        self._failed = self._has_lost_end = False
         self._thought = InlineThought()
         self._finder: SentenceFinder | None = None
         self._tail = ""
@@ -295,6 +295,7 @@ class ServiceAdapter:
             self._sink, self._stats, self._failed = sink, stats, False
             self._thought, self._finder = InlineThought(), SentenceFinder(language)
             was_usable, self._tail = self.service.is_usable, ""
+            self._has_lost_end = False
             try:
                 # A new frame: the host controls speculation.
                 copied = self._own_copy(context, addition, most_tokens=self.budget.prompt)
@@ -302,7 +303,9 @@ class ServiceAdapter:
                 length = len(copied.messages)
                 frame = LLMContextFrame(context=copied)
                 self._watch_first_token(stats.stages)
-                in_use = self.connection.in_use(stats.stages, lambda: self._failed)
+                in_use = self.connection.in_use(
+                    stats.stages, lambda: self._failed or self._has_lost_end
+                )
                 async with in_use:
                     with capture_responses(partial(_record_response, stats)):
                         await self.service.process_frame(frame, FrameDirection.DOWNSTREAM)
@@ -322,7 +325,8 @@ class ServiceAdapter:
                 self._sink = self._answering = None
                 if was_usable or stats.completed:  # a rejected request is for the race to judge
                     await self.service.set_usable(True)
-                if not stats.completed and _has_lost_connection(stats.error):
+                is_lost = not stats.completed and _has_lost_connection(stats.error)
+                if is_lost or self._has_lost_end:
                     self.connection.reopen(stats.stages)
                 vars(self.service).pop("stop_ttfb_metrics", None)
 
@@ -402,7 +406,7 @@ class ServiceAdapter:
         elif sink is None:
             return
         elif isinstance(frame, ErrorFrame):
-            self._fail(attempt_error(frame, has_begun=self._stats.has_begun))
+            self._take_error(attempt_error(frame, has_begun=self._stats.has_begun))
         elif isinstance(frame, RESPONSE_FRAMES) or direction is FrameDirection.UPSTREAM:
             return  # the answer ends when process_frame returns
         elif not isinstance(frame, SystemFrame):
@@ -493,7 +497,18 @@ class ServiceAdapter:
 
     async def _on_timeout(self, service: LLMService[Any]) -> None:
         message = f"{service}: the provider sent nothing for longer than its client waits"
-        self._fail(AttemptError(ErrorCategory.CONNECTIVITY.value, message))
+        self._take_error(AttemptError(ErrorCategory.CONNECTIVITY.value, message))
+
+    def _take_error(self, error: AttemptError) -> None:
+        """Fail, unless the text is whole, as its stream says: then only the connection is lost.
+
+        A call that it has sent was not made.
+        """
+        deltas = self._stats.stages.deltas
+        if self._stats.has_answer and not deltas.calls and deltas.has_ended:
+            self._has_lost_end = True
+        else:
+            self._fail(error)
 
     def _fail(self, error: AttemptError) -> None:
         if self._sink is not None and not self._failed:
