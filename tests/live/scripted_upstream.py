@@ -47,8 +47,13 @@ Script: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def scripted(script: Script) -> AsyncIterator[Scripted]:
-    """Start an upstream that answers every request but a GET of its root by a script."""
+async def scripted(script: Script, *, max_field_size: int = 8190) -> AsyncIterator[Scripted]:
+    """Start an upstream that answers every request but a GET of its root by a script.
+
+    Args:
+        script: The script.
+        max_field_size: The longest header of a request.
+    """
     upstream = Scripted()
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -62,7 +67,12 @@ async def scripted(script: Script) -> AsyncIterator[Scripted]:
     app.router.add_route("*", "/{path:.*}", answer)
     # A body is recorded as it was sent.
     runner = web.AppRunner(
-        app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True, auto_decompress=False
+        app,
+        access_log=None,
+        shutdown_timeout=0.1,
+        handler_cancellation=True,
+        auto_decompress=False,
+        max_field_size=max_field_size,
     )
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

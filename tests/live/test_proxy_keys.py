@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import openai
@@ -235,3 +236,17 @@ async def test_no_prompt_answer_or_key_is_logged(
     assert logged
     for secret in (SECRET, WORDS[1], keys["bot"], "sk-theirs"):
         assert secret not in logged
+
+
+async def test_no_key_in_a_faulty_request_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with scripted(well) as upstream, proxied(upstream.url) as url:
+        split = urlsplit(url)
+        for key in (b"sk-their\x01s", b"sk-theirs" + b"a" * 70_000):
+            reader, writer = await asyncio.open_connection(split.hostname, split.port)
+            request = b"POST /v1/messages HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer "
+            writer.write(request + key + b"\r\n\r\n")
+            assert b" 400 " in await reader.readline()
+            writer.close()
+    assert caplog.text.count("a request is refused") == 2
+    assert "sk-their" not in caplog.text

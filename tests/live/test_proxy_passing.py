@@ -513,6 +513,31 @@ async def test_an_answer_of_unknown_form_is_not_continued(wire: str) -> None:
         assert len(upstream.asked) == 1
 
 
+async def test_several_answers_in_one_stream_are_not_continued() -> None:
+    """A continuation would be of one text, and theirs are mixed."""
+    one, two = chunk(content="One "), chunk(content="Zwei ")
+    two["choices"][0]["index"] = 1
+    parts = gpt_stream(one, two, mark=False)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        out = await replying(*parts)(request)
+        assert request.transport is not None
+        request.transport.abort()
+        return out
+
+    async with (
+        scripted(answer) as upstream,
+        proxied(upstream.url, upstream.url, model={"continue": True}) as url,
+        aiohttp.ClientSession() as session,
+    ):
+        asked = asking("openai", stream=True, n=2)
+        async with session.post(url + PATHS["openai"], json=asked) as response:
+            body = await response.read()
+        assert body.startswith(b"".join(parts))
+        assert b'"error"' in body[len(b"".join(parts)) :]
+        assert len(upstream.asked) == 1
+
+
 # ---- behind the end mark
 
 

@@ -118,6 +118,36 @@ async def test_a_query_and_a_header_that_comes_twice_are_sent_on() -> None:
     assert asked.headers["x-other"] == "c"
 
 
+async def test_long_headers_pass_both_ways() -> None:
+    """The SDKs' clients send and accept them."""
+    long, body = "a" * 20_000, asking("openai", stream=True)
+    script = replying(*SENTENCES["openai"][0].parts, x_long=long)
+    async with (
+        scripted(script, max_field_size=2**16) as upstream,
+        proxied(upstream.url) as url,
+        aiohttp.ClientSession(max_field_size=2**16) as session,
+        session.post(url + PATHS["openai"], json=body, headers={"X-Long": long}) as response,
+    ):
+        assert (response.status, response.headers["x-long"]) == (200, long)
+    assert [asked.headers["x-long"] for asked in upstream.asked] == [long]
+
+
+async def test_a_control_character_in_an_upstreams_header_is_a_blank_and_no_fault() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = b"".join(SENTENCES["openai"][0].parts)
+        length = b"Content-Length: %d\r\n" % len(body)
+        kind = b"Content-Type: text/event-stream\r\nConnection: close\r\n"
+        writer.write(b"HTTP/1.1 200 OK\r\nX-Odd: a\x01b\r\n" + length + kind + b"\r\n" + body)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with proxied(f"http://127.0.0.1:{port}") as url:
+            status, _, headers = await post(url, "openai", asking("openai", stream=True))
+    assert (status, headers["x-odd"]) == (200, "a b")
+
+
 @pytest.mark.parametrize("name", ["org/name", "org%2Fname", "gpt"])
 async def test_a_model_with_a_slash_in_its_name_is_found(name: str) -> None:
     upstream = {"name": "a", "base_url": "http://127.0.0.1:1/v1", "model": "m"}

@@ -86,7 +86,8 @@ class ProxiedModel:
         stats, policy = self.stats, self.policy
         if not (may_hedge and is_answer):
             policy = dataclasses.replace(policy, rule=OnlyOnFailure())
-        continues = self.settings.continues and request.is_stream and len(self._members) > 1
+        is_one_text = request.is_stream and not request.has_choices
+        continues = self.settings.continues and is_one_text and len(self._members) > 1
         spec = TurnSpec(
             "primary",
             policy.commits_on("first_token"),

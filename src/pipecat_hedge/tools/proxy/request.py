@@ -12,6 +12,10 @@ from typing import Any
 
 from multidict import CIMultiDict
 
+MAX_FIELD_BYTES = 2**16
+MAX_FIELDS = 256
+"""The longest header, and the most headers, of a request or a response. aiohttp's own limits, 8190
+bytes and 128, are less than the SDKs' clients accept."""
 _OWN_HEADERS = {
     *("host", "content-length", "transfer-encoding", "connection", "keep-alive", "te", "trailer"),
     *("upgrade", "proxy-authorization", "proxy-connection", "expect", "accept-encoding", "cookie"),
@@ -36,6 +40,7 @@ class ProxiedRequest:
         model: The model that it asks for; not a string in a faulty request.
         is_stream: Whether the answer is to be streamed.
         has_tools: Whether the model may call tools.
+        has_choices: Whether several answers are asked for, which come in one stream.
         model_at: Where the body has the model: the beginning and the end of each value.
     """
 
@@ -45,6 +50,7 @@ class ProxiedRequest:
     model: object
     is_stream: bool
     has_tools: bool
+    has_choices: bool
     model_at: tuple[tuple[int, int], ...]
 
     @property
@@ -93,11 +99,12 @@ async def read_request(path: str, headers: Mapping[str, str], body: bytearray) -
         model=json.loads(values.get("model", b"")),
         is_stream=values.get("stream") == b"true",
         has_tools=any(not _NOTHING.fullmatch(values.get(n, b"")) for n in ("tools", "functions")),
+        has_choices=values.get("n", b"1") not in (b"1", b"null"),
         model_at=model_at,
     )
 
 
-_READ = ("model", "stream", "tools", "functions")
+_READ = ("model", "stream", "tools", "functions", "n")
 
 
 async def find_fields(body: bytearray) -> list[tuple[str, int, int]]:

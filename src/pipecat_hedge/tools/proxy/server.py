@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from loguru import logger
 
 from pipecat_hedge.race import ConfigurationError, TaskScope
@@ -16,7 +18,12 @@ from pipecat_hedge.telemetry import LIVE_PATH, AllowedOrigins, LiveFeed, is_loop
 from pipecat_hedge.tools.proxy.cache import AnswerCache, Kept, cache_counter, request_key
 from pipecat_hedge.tools.proxy.keys import Client, Keys
 from pipecat_hedge.tools.proxy.model import ProxiedModel
-from pipecat_hedge.tools.proxy.request import ProxiedRequest, read_request
+from pipecat_hedge.tools.proxy.request import (
+    MAX_FIELD_BYTES,
+    MAX_FIELDS,
+    ProxiedRequest,
+    read_request,
+)
 from pipecat_hedge.tools.proxy.response import SLICE_BYTES, Reader, Response
 from pipecat_hedge.tools.proxy.settings import KeySettings, ProxySettings
 from pipecat_hedge.tools.proxy.wires import ANTHROPIC, OPENAI, Wire
@@ -111,6 +118,10 @@ class ProxyServer:
             handler_cancellation=True,
             keepalive_timeout=IDLE_SECS,
             lingering_time=LINGER_SECS,
+            max_line_size=MAX_FIELD_BYTES,
+            max_field_size=MAX_FIELD_BYTES,
+            max_headers=MAX_FIELDS,
+            logger=_server_log(),
         )
         await self._runner.setup()
         try:
@@ -369,6 +380,21 @@ class ProxyServer:
             for model in self._models.values():
                 await model.reach()
             await asyncio.sleep(REACH_SECS)
+
+
+def _server_log() -> logging.Logger:
+    """The HTTP server's log, without what it quotes of a faulty request: maybe a key."""
+
+    def without_quotes(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            record.msg, record.args = "a request is refused: %s", (type(error).__name__,)
+            record.exc_info = None
+        return True
+
+    log = logging.getLogger(f"{__name__}.http")
+    log.filters = [without_quotes]
+    return log
 
 
 def _registry(stats: ProviderStats) -> CollectorRegistry | None:

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import json
 import os
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -23,7 +24,7 @@ from yarl import URL
 from pipecat_hedge.providers import used_up_secs
 from pipecat_hedge.race import ConfigurationError, ServerLoad, TaskScope
 from pipecat_hedge.service import AttemptStats, Stages, parsed
-from pipecat_hedge.tools.proxy.request import ProxiedRequest
+from pipecat_hedge.tools.proxy.request import MAX_FIELD_BYTES, MAX_FIELDS, ProxiedRequest
 from pipecat_hedge.tools.proxy.settings import UpstreamSettings
 from pipecat_hedge.tools.proxy.wires import Wire
 
@@ -42,6 +43,8 @@ _THEIR_HEADERS = {
 }
 _UNPACKED = ("gzip", "deflate", "br", "zstd")
 """The encodings that aiohttp unpacks."""
+_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+"""What some servers send in a header and aiohttp does not; RFC 9110 replaces it by a blank."""
 
 
 @dataclass(slots=True)
@@ -183,6 +186,9 @@ class _Api(Upstream):
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("User-Agent",),
             read_bufsize=2**18,
+            max_line_size=MAX_FIELD_BYTES,
+            max_field_size=MAX_FIELD_BYTES,
+            max_headers=MAX_FIELDS,
         )
         key = settings.key
         self._own = {
@@ -425,4 +431,5 @@ def _passed(headers: Mapping[str, str]) -> dict[str, str]:
     own = set(_THEIR_HEADERS)
     if headers.get("content-encoding", "").lower() in _UNPACKED:
         own.add("content-encoding")
-    return {name: value for name, value in headers.items() if name.lower() not in own}
+    passed = ((name, value) for name, value in headers.items() if name.lower() not in own)
+    return {name: _CONTROLS.sub(" ", value) for name, value in passed}
