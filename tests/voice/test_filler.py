@@ -15,7 +15,11 @@ import soundfile
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pipecat.frames.frames import (
+    BotStoppedSpeakingFrame,
+    FunctionCallInProgressFrame,
     InterruptionFrame,
+    LLMConfigureOutputFrame,
+    LLMContextFrame,
     LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
     OutputAudioRawFrame,
@@ -179,6 +183,36 @@ async def test_interruption_ends_the_wait() -> None:
         assert len(call.spoken) == said + 1
 
 
+@pytest.mark.parametrize("make", [hedged, bare])
+async def test_interrupted_answer_has_its_end(make: Callable[..., LLMService[Any]]) -> None:
+    """As without fillers: the frame is not held where the interruption would drop it."""
+    async with FilledCall(make(SLOW), not_before_turn=1) as call:
+        await call.line.send(LLMContextFrame(call.context))
+        await asyncio.sleep(0.5)
+        await call.line.interrupt()
+        await asyncio.sleep(1)
+    assert call.line.framing == ["<", ">"]
+
+
+async def test_answer_that_is_not_spoken_has_no_filler() -> None:
+    async with FilledCall(hedged(SLOW)) as call:
+        await call.line.send(LLMConfigureOutputFrame(skip_tts=True))
+        await call.ask(3)
+    assert call.voice.asked == []
+
+
+async def test_no_filler_while_the_bot_speaks() -> None:
+    """The caller waits from the end of what is spoken, not from the next answer's start."""
+    llm = hedged(*[USUAL] * 2, [Wait(6.0), Say(ANSWER)])
+    async with FilledCall(llm) as call:
+        await call.ask()
+        call.voice.audio_secs = 3.0
+        await call.line.send(LLMContextFrame(call.context), LLMContextFrame(call.context))
+        await asyncio.sleep(15)
+        quiet_at = call.line.times(BotStoppedSpeakingFrame)[1]
+        assert call.spoken_at() == [pytest.approx(quiet_at + 0.8, abs=0.01)]
+
+
 @pytest.mark.parametrize(("answer_secs", "filled"), [(2.5, False), (6.5, True)])
 async def test_no_filler_while_speculating(answer_secs: float, filled: bool) -> None:
     """The caller may still be speaking; once the turn is confirmed, what is left counts."""
@@ -224,7 +258,7 @@ LOOKS_UP: list[Step] = [Wait(0.3), Call("look_up")]
 
 @pytest.mark.parametrize("make", [hedged, bare])
 async def test_slow_tool_is_announced(make: Callable[..., LLMService[Any]]) -> None:
-    """At once when it is known to be slow, inside the answer that called it."""
+    """At once when it is known to be slow, behind what tells the context of it."""
     phrases = {"tool": ["I'll look it up."]}
     llm = make(*[LOOKS_UP, USUAL] * 20)
     async with FilledCall(llm, tool_secs=3.0, phrases=phrases) as call:
@@ -232,11 +266,11 @@ async def test_slow_tool_is_announced(make: Callable[..., LLMService[Any]]) -> N
         call.line.forget()
         call.voice.asked.clear()
         asked = await call.ask(gap_secs=25)
-        ends = call.line.times(LLMFullResponseEndFrame)
+        told_at = call.line.times(FunctionCallInProgressFrame)[0]
         filler = call.line.times(TTSStartedFrame)[0]
     assert [text for _, text in call.voice.asked] == ["I'll look it up.", ANSWER]
-    assert call.spoken_at(asked)[0] == pytest.approx(0.3, abs=0.02)
-    assert filler <= ends[0]
+    assert call.spoken_at(asked)[0] == pytest.approx(0.35, abs=0.02)
+    assert told_at < filler
     assert call.remembered[-1] == ANSWER
     if call.line.reports:
         told = [report.filler for report in call.line.reports if report.filler is not None]
@@ -266,6 +300,34 @@ async def test_tool_is_not_announced(
     async with FilledCall(llm, tool_secs=tool_secs, phrases=phrases) as call:
         await call.ask(14, gap_secs=25)
     assert set(call.spoken) == spoken
+
+
+async def test_interrupted_tool_is_cancelled_in_the_context() -> None:
+    """Though the caller speaks before the filler sounds."""
+    llm = hedged(*[LOOKS_UP, USUAL] * 12, LOOKS_UP)
+    async with FilledCall(llm, tool_secs=3.0) as call:
+        await call.ask(12, gap_secs=25)
+        said = len(call.spoken)
+        await call.line.send(LLMContextFrame(call.context))
+        await asyncio.sleep(0.4)
+        assert len(call.spoken) == said + 1
+        await call.line.interrupt()
+        await asyncio.sleep(1)
+    assert call.messages[-1]["content"] == "CANCELLED"
+
+
+async def test_tool_that_has_ended_is_not_announced() -> None:
+    """Its result asks for no answer, and the next filler may be spoken only later."""
+    llm = hedged(*[LOOKS_UP, USUAL] * 13, LOOKS_UP)
+    async with FilledCall(llm, tool_secs=3.0) as call:
+        await call.ask(12, gap_secs=25)
+        await call.ask(gap_secs=6)
+        said, call.runs_llm = len(call.spoken), False
+        call._tool_secs = 0.1
+        await call.line.send(LLMContextFrame(call.context))
+        await asyncio.sleep(20)
+    assert call.messages[-1]["role"] == "tool"
+    assert len(call.spoken) == said
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,12 @@ from typing import Any
 
 from loguru import logger
 from pipecat.frames.frames import (
+    BotStartedSpeakingFrame,
+    BotStoppedSpeakingFrame,
     CancelFrame,
     EndFrame,
     Frame,
+    FunctionCallCancelFrame,
     FunctionCallInProgressFrame,
     FunctionCallResultFrame,
     FunctionCallsStartedFrame,
@@ -42,6 +45,10 @@ from pipecat_hedge.service.pipeline_search import downstream_of, upstream_of
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.voice.filler_playback import EARCON_RATE, FillerVoice, read_earcon
 from pipecat_hedge.voice.filler_policy import FillerDecision, FillerPhrases, FillerRule
+
+BEGIN_SECS = 0.05
+"""How long after an answer its tools are announced. Their frames go first: behind a filler in the
+text-to-speech they would come after an interruption, and the context would keep them as running."""
 
 
 class FillerProcessor(FrameProcessor):
@@ -109,6 +116,7 @@ class FillerProcessor(FrameProcessor):
         self._stats = stats
         self._rng = rng or random.Random()
         self._scope = TaskScope()
+        self._filling: asyncio.Task[None] | None = None
         self._llm: LLMService[Any] | None = None
         self._hedged: HedgedLLMService | None = None
         self._voice: FillerVoice | None = None
@@ -117,11 +125,14 @@ class FillerProcessor(FrameProcessor):
         self._waiting: _Wait | None = None
         self._began_at = 0.0  # start of the current or latest wait
         self._has_answered = False
-        self._called: tuple[str, ...] = ()
+        self._called: dict[str, str] = {}
+        self._running: set[str] = set()
         self._after_tools = False
         self._fillers = 0
         self._last_at: float | None = None
         self._last_secs = 0.0
+        self._is_speaking = False
+        self._quiet_at = 0.0
         self._tools: dict[str, tuple[str, float]] = {}
         self._changed = asyncio.Event()
         self._report: FillerReport | None = None
@@ -144,22 +155,31 @@ class FillerProcessor(FrameProcessor):
             elif isinstance(frame, InterruptionFrame):
                 await self._interrupted()
             elif isinstance(frame, LLMFullResponseEndFrame):
-                await self._response_ended()
+                await self._response_ended(is_spoken=not frame.skip_tts)
             elif isinstance(frame, FunctionCallsStartedFrame):
                 # A system frame overtakes text: decide at the end of the response.
-                self._called = tuple(call.function_name for call in frame.function_calls)
+                self._called |= {c.tool_call_id: c.function_name for c in frame.function_calls}
+                self._running.update(self._called)
             elif isinstance(frame, FunctionCallInProgressFrame):
                 self._tools[frame.tool_call_id] = (frame.function_name, _now())
             elif isinstance(frame, FunctionCallResultFrame):
                 if (called := self._tools.pop(frame.tool_call_id, None)) is not None:
                     self._learn(_tool(called[0]), _now() - called[1])
+                self._tool_ended(frame.tool_call_id)
+            elif isinstance(frame, FunctionCallCancelFrame):
+                self._tools.pop(frame.tool_call_id, None)
+                self._tool_ended(frame.tool_call_id)
             elif isinstance(frame, UserStartedSpeakingFrame):
                 self._after_tools = False
             elif isinstance(frame, (EndFrame, CancelFrame)):
                 await self._scope.close()
+        elif isinstance(frame, (BotStartedSpeakingFrame, BotStoppedSpeakingFrame)):
+            self._is_speaking = isinstance(frame, BotStartedSpeakingFrame)
+            self._quiet_at = _now()
+            self._changed.set()
         await self.push_frame(frame, direction)
         if isinstance(frame, LLMFullResponseStartFrame) and direction is FrameDirection.DOWNSTREAM:
-            await self._response_started()
+            await self._response_started(is_spoken=not frame.skip_tts)
 
     def _attach(self) -> None:
         """Find the LLM and the TTS; warn if the place in the pipeline makes fillers impossible."""
@@ -192,30 +212,39 @@ class FillerProcessor(FrameProcessor):
 
     # ---- the turn
 
-    async def _response_started(self) -> None:
+    async def _response_started(self, *, is_spoken: bool) -> None:
         if not self._after_tools:
             self._turn += 1
             self._fillers = 0
             self._report = None
-        self._has_answered, self._called = False, ()
+        self._has_answered, self._called = False, {}
+        self._running.clear()
         self._backend = self._backend_now()
-        await self._start_waiting(_Wait("slow", self._llm_wait, self._rule))
+        self._stop_waiting()
+        if is_spoken:
+            await self._start_waiting(_Wait("slow", self._llm_wait, self._rule))
 
-    async def _response_ended(self) -> None:
+    async def _response_ended(self, *, is_spoken: bool) -> None:
         """Start to wait for the tools, if the response called any."""
-        called, self._called = self._called, ()
+        called, self._called = self._called, {}
         self._after_tools = bool(called)
-        if called and not self._has_answered:
+        if called and is_spoken and not self._has_answered:
             self._learn(self._backend, _now() - self._began_at)
-        await self._stop_waiting()
-        if not called or self._has_answered:  # the answer announced the tool call
-            return
-        tools = (self._known(_tool(name)) for name in called)
+        self._stop_waiting()
+        if not self._running.intersection(called) or self._has_answered or not is_spoken:
+            return  # the tools have ended, or the answer announced them
+        tools = (self._known(_tool(name)) for name in called.values())
         slowest = max(tools, key=lambda known: known.expected_remaining(0.0))
         # The caller has already waited. The LLM runs again only while the bot is silent, so a
         # filler must end before the tools do, or it delays the answer.
-        at_once = replace(self._rule, after_secs=0.0)
+        at_once = replace(self._rule, after_secs=BEGIN_SECS)
         await self._start_waiting(_Wait("tool", lambda: slowest, at_once))
+
+    def _tool_ended(self, tool_call_id: str) -> None:
+        """Stop to wait when no tool of the answer runs: its result may ask for no answer."""
+        self._running.discard(tool_call_id)
+        if not self._running and self._waiting is not None and self._waiting.cause == "tool":
+            self._stop_waiting()
 
     async def _answered(self) -> None:
         waited = _now() - self._began_at
@@ -225,7 +254,7 @@ class FillerProcessor(FrameProcessor):
             self._add_reason(f"the answer started at {waited:.2f} s")
         self._has_answered = True
         self._after_tools = False
-        await self._stop_waiting()
+        self._stop_waiting()
         if spoken and self._voice is not None and await self._voice.cut():
             self._add_reason("but the answer started", was_cut=True)
             self._last_at = None
@@ -233,27 +262,33 @@ class FillerProcessor(FrameProcessor):
     async def _interrupted(self) -> None:
         if self._waiting is not None and not self._after_tools:
             self._learn(self._backend, _now() - self._began_at, censored=True)
-        await self._stop_waiting()
+        self._stop_waiting()
         self._after_tools = False
 
     # ---- the filler
 
     async def _start_waiting(self, wait: _Wait) -> None:
         """Decide, and speak now or when the filler is due."""
-        await self._scope.close()
         self._waiting, self._began_at = wait, _now()
         self._changed.clear()
         due_at = await self._consider(wait)
-        self._scope.start(self._consider_again(wait, due_at), name="filler")
+        self._filling = self._scope.start(self._consider_again(wait, due_at), name="filler")
 
-    async def _stop_waiting(self) -> None:
+    def _stop_waiting(self) -> None:
+        """End the wait; awaiting its task would hold a frame that an interruption then drops."""
         self._waiting = None
-        await self._scope.close()
+        if self._filling is not None:
+            TaskScope.cancel(self._filling)
+            self._filling = None
 
     async def _consider_again(self, wait: _Wait, due_at: float | None) -> None:
         """Decide again when the filler is due, and whenever another attempt is launched."""
         follows_race = self._hedged is not None and wait.cause == "slow"
-        while due_at is not None or (follows_race and self._fillers < wait.rule.per_turn):
+        while (
+            due_at is not None
+            or self._is_speaking
+            or (follows_race and self._fillers < wait.rule.per_turn)
+        ):
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(due_at):
                     await self._changed.wait()
@@ -280,9 +315,15 @@ class FillerProcessor(FrameProcessor):
         """Choose the phrase that can be spoken soonest; among equals the drawn one."""
         if self._earcon is None and self._voice is None:
             return None, FillerDecision(None, "no text-to-speech downstream")
+        if self._is_speaking:
+            return None, FillerDecision(None, "the bot is speaking")
         now, curve = _now(), wait.curve()
         # Never while the previous filler plays, whatever every_secs is.
-        rule = replace(wait.rule, every_secs=max(wait.rule.every_secs, self._last_secs))
+        rule = replace(
+            wait.rule,
+            after_secs=wait.rule.after_secs + max(0.0, self._quiet_at - self._began_at),
+            every_secs=max(wait.rule.every_secs, self._last_secs),
+        )
         plans: list[tuple[str | None, FillerDecision]] = []
         for phrase in self._choices(cause):
             decision = rule.decide(
