@@ -316,6 +316,20 @@ async def test_interrupted_tool_is_cancelled_in_the_context() -> None:
     assert call.messages[-1]["content"] == "CANCELLED"
 
 
+async def test_tool_called_in_a_filler_is_cancelled_in_the_context() -> None:
+    """Its start is behind the filler when the caller speaks; a flow would wait for it for ever."""
+    llm = hedged(SLOW, SLOW, [Wait(1.2), Call("look_up")])
+    async with FilledCall(llm, tool_secs=3.0) as call:
+        await call.ask(2)
+        call.voice.audio_secs = 1.0
+        await call.line.send(LLMContextFrame(call.context))
+        await asyncio.sleep(1.5)
+        assert len(call.spoken) == 2
+        await call.line.interrupt()
+        await asyncio.sleep(1)
+    assert call.messages[-1]["content"] == '"CANCELLED"'
+
+
 async def test_tool_that_has_ended_is_not_announced() -> None:
     """Its result asks for no answer, and the next filler may be spoken only later."""
     llm = hedged(*[LOOKS_UP, USUAL] * 13, LOOKS_UP)

@@ -21,6 +21,7 @@ from pipecat.frames.frames import (
     FunctionCallCancelFrame,
     FunctionCallInProgressFrame,
     FunctionCallResultFrame,
+    FunctionCallResultProperties,
     FunctionCallsStartedFrame,
     InterruptionFrame,
     LLMFullResponseEndFrame,
@@ -47,8 +48,11 @@ from pipecat_hedge.voice.filler_playback import EARCON_RATE, FillerVoice, read_e
 from pipecat_hedge.voice.filler_policy import FillerDecision, FillerPhrases, FillerRule
 
 BEGIN_SECS = 0.05
-"""How long after an answer its tools are announced. Their frames go first: behind a filler in the
-text-to-speech they would come after an interruption, and the context would keep them as running."""
+"""How long after an answer its tools are announced: after their ``FunctionCallInProgressFrame``.
+
+Behind the filler it would come after their cancellation, and the context would keep them as
+running.
+"""
 
 
 class FillerProcessor(FrameProcessor):
@@ -127,6 +131,7 @@ class FillerProcessor(FrameProcessor):
         self._has_answered = False
         self._called: dict[str, str] = {}
         self._running: set[str] = set()
+        self._behind: dict[str, FunctionCallInProgressFrame] = {}
         self._after_tools = False
         self._fillers = 0
         self._last_at: float | None = None
@@ -162,12 +167,15 @@ class FillerProcessor(FrameProcessor):
                 self._running.update(self._called)
             elif isinstance(frame, FunctionCallInProgressFrame):
                 self._tools[frame.tool_call_id] = (frame.function_name, _now())
+                if self._is_unheard:
+                    self._behind[frame.tool_call_id] = frame
             elif isinstance(frame, FunctionCallResultFrame):
                 if (called := self._tools.pop(frame.tool_call_id, None)) is not None:
                     self._learn(_tool(called[0]), _now() - called[1])
                 self._tool_ended(frame.tool_call_id)
             elif isinstance(frame, FunctionCallCancelFrame):
                 self._tools.pop(frame.tool_call_id, None)
+                await self._tool_cancelled(frame)
                 self._tool_ended(frame.tool_call_id)
             elif isinstance(frame, UserStartedSpeakingFrame):
                 self._after_tools = False
@@ -240,9 +248,34 @@ class FillerProcessor(FrameProcessor):
         at_once = replace(self._rule, after_secs=BEGIN_SECS)
         await self._start_waiting(_Wait("tool", lambda: slowest, at_once))
 
+    @property
+    def _is_unheard(self) -> bool:
+        """Whether the latest filler may not have been played to its end."""
+        return self._last_at is not None and (self._is_speaking or self._quiet_at < self._last_at)
+
+    async def _tool_cancelled(self, frame: FunctionCallCancelFrame) -> None:
+        """Cancel a tool in the context whose ``FunctionCallInProgressFrame`` is behind a filler.
+
+        A system frame overtakes it: the context would ignore it, and keep the tool as running for
+        the rest of the call. A result stays behind it.
+        """
+        begun = self._behind.get(frame.tool_call_id)
+        if begun is None or not self._is_unheard:
+            return
+        await self.push_frame(
+            FunctionCallResultFrame(
+                begun.function_name,
+                begun.tool_call_id,
+                begun.arguments,
+                result="CANCELLED",
+                properties=FunctionCallResultProperties(run_llm=frame.run_llm),
+            )
+        )
+
     def _tool_ended(self, tool_call_id: str) -> None:
         """Stop to wait when no tool of the answer runs: its result may ask for no answer."""
         self._running.discard(tool_call_id)
+        self._behind.pop(tool_call_id, None)
         if not self._running and self._waiting is not None and self._waiting.cause == "tool":
             self._stop_waiting()
 
