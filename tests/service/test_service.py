@@ -27,6 +27,7 @@ from pipecat.frames.frames import (
 from pipecat.metrics.metrics import (
     LLMTokenUsage,
     LLMUsageMetricsData,
+    ProcessingMetricsData,
     TTFATMetricsData,
     TTFBMetricsData,
 )
@@ -641,6 +642,21 @@ async def test_metrics_have_the_winners_model() -> None:
         assert (data.processor, data.model) == (llm.name, "fast-1")
     [hedge] = _metrics(line, HedgeMetricsData)
     assert (hedge.report, hedge.model) == (report, "fast-1")
+
+
+async def test_metrics_without_a_winner_have_the_first_requests_model() -> None:
+    """And not none, or that of an earlier turn's winner."""
+    first = ScriptedLLMService([Wait(1), Say("No.")], [Wait(NEVER)], model="first-1")
+    second = ScriptedLLMService([Say("Yes.")], [Wait(NEVER)], model="second-1")
+    async with Line(racing(first, second)) as line:
+        await line.ask()
+        assert line.text == "Yes."
+        await line.send(LLMContextFrame(said()))
+        await asyncio.sleep(0.1)
+        line.forget()
+        await line.interrupt()
+        await line.until(lambda: bool(_metrics(line, ProcessingMetricsData)))
+    assert [data.model for data in _metrics(line, ProcessingMetricsData)] == ["first-1"]
 
 
 async def test_tokens_and_costs_are_reported() -> None:

@@ -730,8 +730,10 @@ class HedgedLLMService(HostingLLMService):
             self._turn.end_speculation(is_confirmed=False)
         await self.run_function_calls(calls.calls)
 
-    def attempt_sent(self) -> None:
-        """Record that a request was sent; see ``ResponseSink``."""
+    def attempt_sent(self, model: str | None, *, is_first: bool) -> None:
+        """Report metrics under the first request's model until one wins; see ``ResponseSink``."""
+        if is_first:
+            self.committed(model)
         self._voice.attempt_sent()
 
     def committed(self, model: str | None) -> None:

@@ -70,8 +70,8 @@ class ResponseSink(Protocol):
         """Release any other frame of the answer."""
         ...
 
-    def attempt_sent(self) -> None:
-        """Record that a request was sent."""
+    def attempt_sent(self, model: str | None, *, is_first: bool) -> None:
+        """Record that a request was sent to a model."""
         ...
 
     def committed(self, model: str | None) -> None:
@@ -272,7 +272,8 @@ class Turn:
         instance: ServiceAdapter,
     ) -> None:
         """See ``TurnHost``."""
-        self._sink.attempt_sent()
+        is_first = attempt.number == 0 and not self._record.released
+        self._sink.attempt_sent(instance.model, is_first=is_first)
         stats = attempt.stats
         addition = await self._continuation()
         try:
