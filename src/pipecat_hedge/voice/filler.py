@@ -53,6 +53,8 @@ BEGIN_SECS = 0.05
 Behind the filler it would come after their cancellation, and the context would keep them as
 running.
 """
+MOST_DELAY_SECS = 5.0
+"""How long after a filler was sent it may begin to play: a slow text-to-speech takes 1 to 3 s."""
 
 
 class FillerProcessor(FrameProcessor):
@@ -251,7 +253,10 @@ class FillerProcessor(FrameProcessor):
     @property
     def _is_unheard(self) -> bool:
         """Whether the latest filler may not have been played to its end."""
-        return self._last_at is not None and (self._is_speaking or self._quiet_at < self._last_at)
+        if self._last_at is None:
+            return False
+        is_due = self._quiet_at < self._last_at and _now() - self._last_at < MOST_DELAY_SECS
+        return self._is_speaking or is_due
 
     async def _tool_cancelled(self, frame: FunctionCallCancelFrame) -> None:
         """Cancel a tool in the context whose ``FunctionCallInProgressFrame`` is behind a filler.
