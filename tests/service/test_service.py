@@ -391,14 +391,20 @@ THINKS = Wait(6.0)
 PREAMBLE = [Wait(0.5), Say("Let me check that."), Wait(10.0), Call("book")]
 
 
-async def test_model_may_think_between_its_first_words_and_a_tool_call() -> None:
-    """The same model beside it begins alike, and thinks as long."""
-    alone, both = Tool(), Tool()
-    bare = await alone.asked(scripted(*PREAMBLE))
-    line = await both.asked(racing(scripted(*PREAMBLE), scripted(*PREAMBLE)))
-    assert (line.text, line.errors) == (bare.text, [])
-    assert [call.function_name for call in both.calls] == ["book"]
-    assert len(alone.calls) == 1
+@pytest.mark.parametrize("commit", ["first_sentence", "first_token"])
+@pytest.mark.parametrize("make", [partial(HedgePolicy.race, 2), HedgePolicy.adaptive])
+async def test_model_may_think_between_its_first_words_and_a_tool_call(
+    make: Callable[..., HedgePolicy], commit: Any
+) -> None:
+    """The same model beside it begins alike and thinks as long: to repeat is not to go on."""
+    found: list[tuple[str, int, int, float]] = []
+    hedged = racing(scripted(*PREAMBLE), scripted(*PREAMBLE), policy=make(commit=commit))
+    for llm in (scripted(*PREAMBLE), hedged):
+        began_at = asyncio.get_running_loop().time()
+        line = await (tool := Tool()).asked(llm)
+        secs = line.times(FunctionCallInProgressFrame)[0] - began_at
+        found.append((line.text, len(line.errors), len(tool.calls), round(secs, 3)))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("commit", ["first_sentence", "first_token"])

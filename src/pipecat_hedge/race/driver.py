@@ -62,13 +62,28 @@ class AttemptSink(Generic[T]):
     An awaited post has been handled on return, unless the race is busy with another one.
     """
 
-    __slots__ = ("_attempt", "_driver", "_token")
+    __slots__ = ("_adds", "_attempt", "_driver", "_is_speakable", "_token")
 
     def __init__(self, driver: RaceDriver[T], attempt: int):
         """Create the sink of an attempt."""
         self._driver = driver
         self._attempt = attempt
         self._token = UsableToken(attempt)
+        self._adds: Callable[[T], bool] | None = None
+        self._is_speakable = False
+
+    def await_rest(self, adds: Callable[[T], bool] | None) -> None:
+        """Take nothing as usable until a piece adds to the answer that this attempt continues.
+
+        Args:
+            adds: Called with each piece; returns whether it adds something. None takes every one.
+        """
+        self._adds = adds
+
+    @property
+    def awaits_rest(self) -> bool:
+        """Whether nothing has been added to the answer that this attempt continues."""
+        return self._adds is not None
 
     async def piece(self, piece: T, *, usable: bool) -> None:
         """Report a piece of the answer.
@@ -77,7 +92,12 @@ class AttemptSink(Generic[T]):
             piece: What to deliver if this attempt is committed.
             usable: Whether it is a usable token; see ``race/usable.py``.
         """
+        if self._adds is not None:
+            usable = self._adds(piece) and usable
+            self._adds = None if usable else self._adds
         await self._driver.handle(self._attempt, piece, self._token if usable else None)
+        if usable and self._is_speakable:
+            await self.speakable()
 
     async def tools(self, piece: T) -> None:
         """Report that the answer's tool calls are complete."""
@@ -85,7 +105,9 @@ class AttemptSink(Generic[T]):
 
     async def speakable(self) -> None:
         """Report that the answer so far contains a unit that can be spoken."""
-        await self._driver.handle(self._attempt, None, SentenceReady(self._attempt))
+        self._is_speakable = self.awaits_rest
+        if not self._is_speakable:
+            await self._driver.handle(self._attempt, None, SentenceReady(self._attempt))
 
     def failed(self, error: AttemptError) -> None:
         """Report that the attempt failed. Later events are ignored."""

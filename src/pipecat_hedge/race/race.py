@@ -63,7 +63,7 @@ RETRY_JITTER = 0.25
 RETRY_AFTER_MAX_SECS = 60.0
 """After a longer ``Retry-After`` nothing is retried. The SDKs' own limit."""
 OPEN_TIMES = 4.0
-"""A silent answer stays open so many times ``stall_secs``: a model may think before it calls a tool."""
+"""A silent answer stays open so many times ``stall_secs``: a model may think before a tool call."""
 SLOW_TIMES = 2.0
 """A provider that answers other requests is slow: its silence takes this many times as long."""
 RECHECK_SECS = 0.1

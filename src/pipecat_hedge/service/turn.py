@@ -19,6 +19,7 @@ from pipecat.processors.aggregators.llm_context import (
 
 from pipecat_hedge.policy.turn_route import RoutedTurn
 from pipecat_hedge.providers.survival import SurvivalCurve
+from pipecat_hedge.race.continuation import Continuation
 from pipecat_hedge.race.driver import AttemptSink
 from pipecat_hedge.race.errors import AllProvidersFailed, AttemptError
 from pipecat_hedge.race.events import Commit, Continue, Launch, StreamBroken
@@ -276,6 +277,9 @@ class Turn:
         self._sink.attempt_sent(instance.model, is_first=is_first)
         stats = attempt.stats
         addition = await self._continuation()
+        rest = Continuation(str(addition[0]["content"])) if addition else None
+        if rest is not None:
+            sink.await_rest(lambda piece: _adds(piece, rest))
         try:
             with self.trace.request(launch, instance.service, instance.model):
                 await instance.answer(
@@ -286,9 +290,12 @@ class Turn:
                     language=self._options.output.language,
                     may_wait=self._options.may_wait,
                 )
-            if stats.is_empty and self._buffer.said and (await self._break()).is_whole:
-                # Asked to continue an answer that broke off at a sentence's end: it was complete.
-                await sink.piece(LLMTextFrame(""), usable=True)
+            if stats.is_empty or (stats.completed and sink.awaits_rest):
+                is_different = rest is not None and bool(rest.finish())
+                # Or the answer broke off at a sentence's end, and was complete.
+                if is_different or (self._buffer.said and (await self._break()).is_whole):
+                    sink.await_rest(None)
+                    await sink.piece(LLMTextFrame(""), usable=True)
         finally:
             if stats.keeps_text and attempt.outcome == "superseded" and not addition:
                 await self._report_drained(attempt)
@@ -429,6 +436,11 @@ class Turn:
             return None
         is_closed = self.has_answered and self._race.policy.fallback_text
         return self.failure.reason or (str(self.failure) if is_closed else None)
+
+
+def _adds(piece: Piece, rest: Continuation) -> bool:
+    """Whether a piece adds to the answer that its attempt continues: more than it repeats."""
+    return isinstance(piece, LLMTextFrame) and bool(rest.feed(piece.text).strip())
 
 
 def _has_text(text: str) -> bool:
