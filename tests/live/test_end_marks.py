@@ -7,6 +7,7 @@ Provider ``a`` first answers well, unless a test says otherwise. Then its stream
 from __future__ import annotations
 
 import itertools
+import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -344,20 +345,28 @@ async def test_answer_with_an_end_mark_is_whole(wire: str, last: bytes) -> None:
     assert (found.text, found.failures, found.asked) == ("We are open till", [None], ["a"])
 
 
+@pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "open"])
 @pytest.mark.parametrize("wire", ["openai", "anthropic"])
-async def test_answer_whose_connection_is_lost_behind_its_end_mark_is_whole(wire: str) -> None:
-    """The bare service says it too, and reports an error."""
-    stream = text(wire, OPENING) + end(wire).removesuffix(b"data: [DONE]\n\n")
+async def test_answer_whose_connection_is_lost_or_open_behind_its_end_mark_is_whole(
+    wire: str, is_lost: bool
+) -> None:
+    """The bare service says it too, and reports an error, or waits for its client's timeout."""
+    last = {"openai": b"data: [DONE]\n\n", "anthropic": sse({"type": "message_stop"})}
+    stream = text(wire, OPENING) + end(wire).removesuffix(last[wire])
 
-    async def cut(request: web.Request) -> web.StreamResponse:
+    async def ends_oddly(request: web.Request) -> web.StreamResponse:
         out = await replying(stream)(request)
         assert request.transport is not None
-        request.transport.abort()
+        if is_lost:
+            request.transport.abort()
+        else:
+            await asyncio.sleep(60)  # until its client has left
         return out
 
-    async with scripted(cut) as first, scripted(replying(WHOLE[wire])) as second:
+    async with scripted(ends_oddly) as first, scripted(replying(WHOLE[wire])) as second:
         members = [simulated(wire, None, "m", url=upstream.url) for upstream in (first, second)]
-        line = await asked(racing(*members, policy=HedgePolicy.fallback(probes=False)))
+        policy = HedgePolicy.fallback(probes=False, stall_secs=0.6)
+        line = await asked(racing(*members, policy=policy))
         await close(*members)
     assert (line.text, line.errors) == (OPENING, [])
     assert [attempt.outcome for attempt in line.reports[0].attempts] == ["won"]

@@ -378,13 +378,13 @@ async def test_an_answer_without_an_end_mark_is_whole_if_it_ends_like_one(
 @WIRES
 async def test_an_answer_that_pauses_passes_when_no_other_upstream_continues_it(wire: str) -> None:
     answer = SENTENCES[wire][0]
-    *begins, last = answer.parts
+    begins, rest = answer.parts[:-2], b"".join(answer.parts[-2:])
 
     async def pauses_or_hangs(request: web.Request) -> web.StreamResponse:
         is_first = len(upstream.asked) == 1
         out = await replying(*(begins if is_first else []))(request)
         await asyncio.sleep(1.0 if is_first else 60)  # an upstream's pause
-        await out.write(last)
+        await out.write(rest)
         return out
 
     model = {"continue": True, "policy": "race(2, stall_secs=0.6)"}
@@ -539,6 +539,29 @@ async def test_several_answers_in_one_stream_are_not_continued() -> None:
 
 
 # ---- behind the end mark
+
+
+@WIRES
+async def test_nothing_continues_an_answer_whose_connection_is_lost_behind_its_end_mark(
+    wire: str,
+) -> None:
+    *parts, _ = {
+        "openai": gpt_stream(chunk(content="Yes, "), chunk("stop", content="till nine.")),
+        "anthropic": SENTENCES["anthropic"][0].parts,
+    }[wire]
+
+    async def lost(request: web.Request) -> web.StreamResponse:
+        out = await replying(*parts)(request)
+        assert request.transport is not None
+        request.transport.abort()
+        return out
+
+    async with (
+        scripted(lost) as upstream,
+        proxied(upstream.url, upstream.url, model={"continue": True}) as url,
+    ):
+        assert (await fetch(url, SENTENCES[wire][0]))[:2] == (200, b"".join(parts))
+        assert len(upstream.asked) == 1
 
 
 TAIL = b": bye\n\n"

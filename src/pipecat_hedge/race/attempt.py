@@ -36,6 +36,7 @@ class Attempt:
         outcome: How it ended, or None while it is live.
         error: Why it failed, or None.
         is_repeated: Whether it failed and another attempt repeats its request.
+        is_whole: Whether its stream has marked the end of an answer without tool calls.
     """
 
     __slots__ = (
@@ -46,6 +47,7 @@ class Attempt:
         "error",
         "first_token_at",
         "is_repeated",
+        "is_whole",
         "lag_secs",
         "last_token_at",
         "launched_at",
@@ -87,7 +89,12 @@ class Attempt:
         self.ended_at: float | None = None
         self.outcome: AttemptOutcome | None = None
         self.error: AttemptError | None = None
-        self.is_repeated = False
+        self.is_repeated = self.is_whole = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its answer is complete, though its stream may still be open."""
+        return self.called_tools or self.is_whole
 
     @property
     def is_unsure(self) -> bool:

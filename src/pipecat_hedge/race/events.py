@@ -66,11 +66,13 @@ class Progressed:
         attempt: The attempt's number.
         at: When the latest output came; None if the stream cannot be read.
         is_call: Whether it is a part of a tool call: an answer that is on its way.
+        is_whole: Whether the stream has marked the end of an answer without tool calls.
     """
 
     attempt: int
     at: float | None
     is_call: bool = False
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

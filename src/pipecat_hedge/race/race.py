@@ -296,6 +296,7 @@ class Race:
             self._reconsider(now)  # the rule may now estimate better how long the sentence takes
 
     def _progress(self, attempt: Attempt, event: Progressed) -> None:
+        attempt.is_whole = event.is_whole
         if event.at is not None:
             attempt.progressed_at = event.at
             attempt.calling_at = event.at if event.is_call else attempt.calling_at
@@ -432,7 +433,7 @@ class Race:
             if expires is None or expires > now:
                 continue
             self._commands.append(Cancel(attempt.number, "stall"))
-            if self._phase is Phase.COMMITTED and attempt.called_tools:
+            if self._phase is Phase.COMMITTED and attempt.is_complete:
                 self._complete(attempt, now)
                 return
             if attempt is self._winner:
@@ -457,7 +458,7 @@ class Race:
             attempt.last_progress_at if attempt is self._winner else attempt.last_usable_at
         )
         expires = _after(last_usable_at, attempt.timeout_secs)
-        if attempt.called_tools:  # the answer is complete
+        if attempt.is_complete:
             stalls = _after(attempt.last_progress_at, attempt.stall_secs)
             if stalls is not None and (expires is None or stalls < expires):
                 return stalls, STALLED
@@ -587,7 +588,7 @@ class Race:
 
     def _stall(self, attempt: Attempt, now: float) -> None:
         if self._phase is Phase.COMMITTED:
-            if attempt.called_tools:
+            if attempt.is_complete:
                 self._commands.append(Cancel(attempt.number, "stall"))
                 self._complete(attempt, now)
                 return

@@ -666,6 +666,8 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         deltas = stats.stages.deltas
         if deltas.knows_format:
             at = deltas.delta_at
-            return None if at is None else Progressed(number, at, is_call=bool(deltas.calls))
+            is_call = bool(deltas.calls)
+            is_whole = stats.has_answer and deltas.has_ended and not is_call
+            return None if at is None else Progressed(number, at, is_call, is_whole)
         may_call = stats.has_answer and self.spec.has_tools
         return Progressed(number, None) if may_call else None

@@ -276,9 +276,9 @@ class Turn:
         is_first = attempt.number == 0 and not self._record.released
         self._sink.attempt_sent(instance.model, is_first=is_first)
         stats = attempt.stats
-        addition = await self._continuation()
-        rest = Continuation(str(addition[0]["content"])) if addition else None
-        if rest is not None:
+        said = (await self._break()).applied_to(self._buffer.said)
+        addition, rest = _continuation(said), Continuation(said)
+        if addition:
             sink.await_rest(lambda piece: _adds(piece, rest))
         try:
             with self.trace.request(launch, instance.service, instance.model):
@@ -291,9 +291,8 @@ class Turn:
                     may_wait=self._options.may_wait,
                 )
             if stats.is_empty or (stats.completed and sink.awaits_rest):
-                is_different = rest is not None and bool(rest.finish())
-                # Or the answer broke off at a sentence's end, and was complete.
-                if is_different or (self._buffer.said and (await self._break()).is_whole):
+                # It broke off at a sentence's end and was complete, or this one's end is different.
+                if rest.finish() or (self._buffer.said and (await self._break()).is_whole):
                     sink.await_rest(None)
                     await sink.piece(LLMTextFrame(""), usable=True)
         finally:
@@ -332,15 +331,6 @@ class Turn:
         winner = self._race.winner
         is_silent = winner is not None and winner.outcome is None
         return await self._buffer.break_here() if is_silent else Break(self._buffer.is_whole)
-
-    async def _continuation(self) -> list[LLMContextMessage]:
-        said = (await self._break()).applied_to(self._buffer.said)
-        if not _has_text(said):
-            return []
-        return [
-            {"role": "assistant", "content": said},
-            {"role": "user", "content": CONTINUE},  # which every chat template knows
-        ]
 
     # ---- the answer
 
@@ -436,6 +426,16 @@ class Turn:
             return None
         is_closed = self.has_answered and self._race.policy.fallback_text
         return self.failure.reason or (str(self.failure) if is_closed else None)
+
+
+def _continuation(said: str) -> list[LLMContextMessage]:
+    """What asks for the rest of an answer; nothing if none of it was said."""
+    if not _has_text(said):
+        return []
+    return [
+        {"role": "assistant", "content": said},
+        {"role": "user", "content": CONTINUE},  # which every chat template knows
+    ]
 
 
 def _adds(piece: Piece, rest: Continuation) -> bool:

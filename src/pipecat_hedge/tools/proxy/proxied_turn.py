@@ -208,7 +208,11 @@ class ProxiedTurn:
             raise _Cut  # nothing may follow what another attempt has sent
         try:
             async with aclosing(instance.send(request, answer, stats)) as chunks:
-                await self._receive(chunks, attempt, answer, sink)
+                try:
+                    await self._receive(chunks, attempt, answer, sink)
+                except ConnectionResetError:
+                    if not (self._continues and answer.has_end) or answer.has_tool:
+                        raise
                 await self._finish(attempt, answer, sink, instance)
             stats.completed = answer.is_whole = True
             instance.answers += 1
@@ -515,5 +519,5 @@ class ProxiedTurn:
 
 
 def _may_be_continued(answer: _Answer) -> bool:
-    """Whether another attempt can continue an answer, if it has text."""
-    return answer.is_known and not answer.has_tool
+    """Whether another attempt can continue an answer, if it has text and breaks off or is silent."""
+    return answer.is_known and not answer.has_tool and not answer.has_end
