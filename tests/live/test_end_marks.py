@@ -6,8 +6,8 @@ Provider ``a`` first answers well, unless a test says otherwise. Then its stream
 
 from __future__ import annotations
 
-import itertools
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

@@ -290,11 +290,11 @@ class Turn:
                     language=self._options.output.language,
                     may_wait=self._options.may_wait,
                 )
-            if stats.is_empty or (stats.completed and sink.awaits_rest):
-                # It broke off at a sentence's end and was complete, or this one's end is different.
-                if rest.finish() or (self._buffer.said and (await self._break()).is_whole):
-                    sink.await_rest(None)
-                    await sink.piece(LLMTextFrame(""), usable=True)
+            adds_nothing = stats.is_empty or (stats.completed and sink.awaits_rest)
+            # The answer broke off at a sentence's end and was complete, or this one's end differs.
+            if adds_nothing and (rest.finish() or await self._is_whole()):
+                sink.await_rest(None)
+                await sink.piece(LLMTextFrame(""), usable=True)
         finally:
             if stats.keeps_text and attempt.outcome == "superseded" and not addition:
                 await self._report_drained(attempt)
@@ -325,6 +325,10 @@ class Turn:
             said_tool_calls=json.dumps(calls, default=str),
             question=self._question,
         )
+
+    async def _is_whole(self) -> bool:
+        """Whether what was said ends with a sentence."""
+        return bool(self._buffer.said) and (await self._break()).is_whole
 
     async def _break(self) -> Break:
         """Where the answer has broken off, or would if another attempt continued it now."""

@@ -519,5 +519,5 @@ class ProxiedTurn:
 
 
 def _may_be_continued(answer: _Answer) -> bool:
-    """Whether another attempt can continue an answer, if it has text and breaks off or is silent."""
+    """Whether another attempt can continue an answer, if it has text."""
     return answer.is_known and not answer.has_tool and not answer.has_end
