@@ -1,7 +1,7 @@
 """What is used of Pipecat that is not public, each with a name of its own.
 
-Checked against the version in ``TESTED``. What is private of the providers' SDKs, and how Pipecat's
-LLM services use them, is in ``provider_client.py``.
+What is private of the providers' SDKs, and how Pipecat's LLM services use them, is in
+``provider_client.py``. Versions that are newer than those in ``TESTED`` are warned of at import.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
+from importlib import metadata
 from typing import Any
 
 import pipecat
@@ -18,14 +20,24 @@ from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.services.llm_service import FunctionCallRegistryItem, LLMService
 from pipecat.services.tts_service import TextAggregationMode, TTSService, WebsocketTTSService
 
-TESTED = (1, 14)
-"""The newest minor version of Pipecat with which the tests have run."""
+TESTED = {"Pipecat": (1, 14), "openai": (3,), "anthropic": (1,), "google-genai": (2,)}
+"""The newest versions with which the tests have run: of Pipecat to the minor, of SDKs to the major
+version."""
 
-if tuple(map(int, re.findall(r"\d+", pipecat.__version__)[:2])) > TESTED:
-    logger.warning(
-        f"Pipecat {pipecat.__version__} is newer than {TESTED[0]}.{TESTED[1]}, with which this "
-        "release of pipecat-hedge was tested"
-    )
+
+def _warn_if_newer(package: str, version: str) -> None:
+    tested = TESTED[package]
+    if tuple(map(int, re.findall(r"\d+", version)[: len(tested)])) > tested:
+        logger.warning(
+            f"{package} {version} is newer than {'.'.join(map(str, tested))}, with which this "
+            "release of pipecat-hedge was tested"
+        )
+
+
+_warn_if_newer("Pipecat", pipecat.__version__)
+for _sdk in [*TESTED][1:]:
+    with suppress(metadata.PackageNotFoundError):  # each is an extra of Pipecat's
+        _warn_if_newer(_sdk, metadata.version(_sdk))
 
 
 # ---- pipelines
