@@ -54,6 +54,8 @@ def test_small_file_has_defaults(tmp_path: Path) -> None:
         (SMALL.replace("https://", ""), "upstream 'direct': base_url must be an http"),
         (SMALL.replace('bedrock", k', 'direct", k'), "two have the same name"),
         (SMALL.replace(', region = "eu-central-1"', ""), "region is missing"),
+        (SMALL.replace('haiku-4-5"', 'haiku-4-5", key_env = "sk-1"'), "and not the key itself"),
+        (SMALL.replace('haiku-4-5"', 'haiku-4-5", key_env = "gsk1"'), "and not the key itself"),
         (SMALL.replace("upstreams", "upstream"), "upstream is no setting: did you mean upstreams?"),
         (SMALL.replace("policy", "polcy"), "models.claude: polcy is no setting: did you mean pol"),
         (SMALL + '"{x}" = 1', "{x} is no setting: there are wire, upstreams, policy, continue, "),
@@ -68,6 +70,8 @@ def test_invalid_settings_name_their_remedy(tmp_path: Path, text: str, message: 
     with pytest.raises(ConfigurationError) as rejected:
         read(tmp_path, text)
     assert message in str(rejected.value)
+    assert "sk-1" not in str(rejected.value)
+    assert "gsk1" not in str(rejected.value)
 
 
 KEYLESS = SMALL.replace('haiku-4-5"', 'haiku-4-5", key_env = "NO_SUCH"')

@@ -27,6 +27,7 @@ from pipecat_hedge.race import ConfigurationError, Tier
 
 WireName: TypeAlias = Literal["anthropic", "openai"]
 _UNKNOWN = "unknown"
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 _CALL = re.compile(r"^(adaptive|race|after|fallback)\s*(\(.*\))?$", re.DOTALL)
 
 
@@ -101,6 +102,12 @@ class UpstreamSettings(_Settings):
     def _is_complete(self) -> UpstreamSettings:
         if self.kind == "api" and not (self.base_url or "").startswith(("http://", "https://")):
             raise ValueError(f"upstream {self.name!r}: base_url must be an http(s) address")
+        key_env = self.key_env
+        if not (key_env is None or key_env in os.environ or _VARIABLE.fullmatch(key_env)):
+            raise ValueError(  # without quoting it
+                f"upstream {self.name!r}: key_env must be the name of a variable that has the key, "
+                "such as ANTHROPIC_API_KEY, and not the key itself"
+            )
         if self.kind == "vertex" and self.project is None:
             raise ValueError(f"upstream {self.name!r}: project is missing, kind 'vertex' needs it")
         if self.kind != "api" and self.region is None:
