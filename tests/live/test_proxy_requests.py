@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from yarl import URL
 
 from pipecat_hedge.providers import FileStore
 from pipecat_hedge.service import ProviderStats
@@ -30,10 +31,11 @@ async def post(
     url: str, wire: str, body: bytes | dict[str, Any], headers: Any = None, path: str = ""
 ) -> tuple[int, bytes, Any]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    # The headers and bodies of these tests are sent as they are.
+    # The addresses, headers and bodies of these tests are sent as they are.
+    address = URL(url + (path or PATHS[wire]), encoded=True)
     async with (
         aiohttp.ClientSession(skip_auto_headers=["Content-Type"]) as session,
-        session.post(url + (path or PATHS[wire]), data=data, headers=headers) as response,
+        session.post(address, data=data, headers=headers) as response,
     ):
         return response.status, await response.read(), response.headers
 
@@ -110,7 +112,7 @@ async def test_a_query_and_a_header_that_comes_twice_are_sent_on() -> None:
         proxied(upstream.url) as url,
     ):
         headers = [("anthropic-beta", "a"), ("anthropic-beta", "b"), ("x-other", "c")]
-        path = PATHS["anthropic"] + "?beta=true"
+        path = PATHS["anthropic"] + "?beta=a%2Fb&x=%zz"
         await post(url, "anthropic", asking("anthropic", stream=True), headers, path)
     (asked,) = upstream.asked
     assert asked.path == path

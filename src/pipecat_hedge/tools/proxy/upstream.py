@@ -175,7 +175,7 @@ class _Api(Upstream):
 
     def __init__(self, settings: UpstreamSettings, wire: Wire):
         super().__init__(settings, wire)
-        self._base_url = (settings.base_url or "").rstrip("/")
+        self._base_url = str(URL(settings.base_url or "")).rstrip("/")
         self._host = urlsplit(self._base_url).netloc
         self._ending = TaskScope()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_secs)
@@ -245,7 +245,8 @@ class _Api(Upstream):
         Others would take the key, and with 307 and 308 the prompt, to a server that is not in the
         settings.
         """
-        url, method = URL(self._base_url + self._wire.upstream_path(request.path)), "POST"
+        address = self._base_url + self._wire.upstream_path(request.path)
+        url, method = URL(address, encoded=True), "POST"
         parts = request.body_for(self.model)
         for _ in range(MAX_REDIRECTS):
             is_post = method == "POST"
