@@ -500,12 +500,13 @@ class ServiceAdapter:
         self._take_error(AttemptError(ErrorCategory.CONNECTIVITY.value, message))
 
     def _take_error(self, error: AttemptError) -> None:
-        """Fail, unless the text is whole, as its stream says: then only the connection is lost.
+        """Fail, unless the connection was lost and the text is whole, as its stream says.
 
         A call that it has sent was not made.
         """
         deltas = self._stats.stages.deltas
-        if self._stats.has_answer and not deltas.calls and deltas.has_ended:
+        is_whole = self._stats.has_answer and not deltas.calls and deltas.has_ended
+        if is_whole and _has_lost_connection(error):
             self._has_lost_end = True
         else:
             self._fail(error)
