@@ -95,3 +95,15 @@ def replying(*chunks: bytes, status: int = 200, **headers: str) -> Script:
         return out
 
     return script
+
+
+def cutting(*chunks: bytes) -> Script:
+    """A script that loses the connection behind its chunks."""
+
+    async def script(request: web.Request) -> web.StreamResponse:
+        out = await replying(*chunks)(request)
+        assert request.transport is not None
+        request.transport.abort()
+        return out
+
+    return script

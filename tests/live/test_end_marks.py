@@ -23,7 +23,7 @@ from pipecat.services.openai.responses.llm import OpenAIResponsesHttpLLMService
 from pipecat_hedge import HedgePolicy, TurnReport
 from pipecat_hedge.race import ProviderState
 from tests.live import wire_streams
-from tests.live.scripted_upstream import replying, scripted
+from tests.live.scripted_upstream import cutting, replying, scripted
 from tests.live.wire_streams import CLAUDE_BEGIN, sse
 from tests.service.builders import Tool, asked, racing
 from tests.support.line import Line
@@ -354,16 +354,13 @@ async def test_answer_whose_connection_is_lost_or_open_behind_its_end_mark_is_wh
     last = {"openai": b"data: [DONE]\n\n", "anthropic": sse({"type": "message_stop"})}
     stream = text(wire, OPENING) + end(wire).removesuffix(last[wire])
 
-    async def ends_oddly(request: web.Request) -> web.StreamResponse:
+    async def stays_open(request: web.Request) -> web.StreamResponse:
         out = await replying(stream)(request)
-        assert request.transport is not None
-        if is_lost:
-            request.transport.abort()
-        else:
-            await asyncio.sleep(60)  # until its client has left
+        await asyncio.sleep(60)  # until its client has left
         return out
 
-    async with scripted(ends_oddly) as first, scripted(replying(WHOLE[wire])) as second:
+    script = cutting(stream) if is_lost else stays_open
+    async with scripted(script) as first, scripted(replying(WHOLE[wire])) as second:
         members = [simulated(wire, None, "m", url=upstream.url) for upstream in (first, second)]
         policy = HedgePolicy.fallback(probes=False, stall_secs=0.6)
         line = await asked(racing(*members, policy=policy))
@@ -375,13 +372,7 @@ async def test_answer_whose_connection_is_lost_or_open_behind_its_end_mark_is_wh
 async def test_call_whose_connection_is_lost_behind_its_end_mark_is_made_by_the_other() -> None:
     stream = call("openai", PARTY) + chunk("tool_calls")
 
-    async def cut(request: web.Request) -> web.StreamResponse:
-        out = await replying(stream)(request)
-        assert request.transport is not None
-        request.transport.abort()
-        return out
-
-    async with scripted(cut) as first, scripted(replying(CALLING["openai"])) as second:
+    async with scripted(cutting(stream)) as first, scripted(replying(CALLING["openai"])) as second:
         members = [simulated("openai", None, "m", url=each.url) for each in (first, second)]
         llm = racing(*members, policy=HedgePolicy.fallback(probes=False))
         await (tool := Tool()).asked(llm, tool.offered())

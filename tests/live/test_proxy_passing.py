@@ -17,7 +17,7 @@ from aiohttp import web
 from pipecat_hedge.tools.proxy import proxied_turn as turn_module
 from pipecat_hedge.tools.proxy import wires as wires_module
 from tests.live.proxied import PATHS, asking, proxied, sdk
-from tests.live.scripted_upstream import replying, scripted
+from tests.live.scripted_upstream import cutting, replying, scripted
 from tests.live.wire_streams import (
     block,
     chunk,
@@ -497,14 +497,8 @@ async def test_an_answer_of_unknown_form_is_not_continued(wire: str) -> None:
     name = "gpt unknown delta" if wire == "openai" else "claude unknown block"
     parts = ANSWERS[name].parts[:-2]
 
-    async def answer(request: web.Request) -> web.StreamResponse:
-        out = await replying(*parts)(request)
-        assert request.transport is not None
-        request.transport.abort()
-        return out
-
     async with (
-        scripted(answer) as upstream,
+        scripted(cutting(*parts)) as upstream,
         proxied(upstream.url, upstream.url, model={"continue": True}) as url,
     ):
         _, body, _ = await fetch(url, ANSWERS[name])
@@ -519,14 +513,8 @@ async def test_several_answers_in_one_stream_are_not_continued() -> None:
     two["choices"][0]["index"] = 1
     parts = gpt_stream(one, two, mark=False)
 
-    async def answer(request: web.Request) -> web.StreamResponse:
-        out = await replying(*parts)(request)
-        assert request.transport is not None
-        request.transport.abort()
-        return out
-
     async with (
-        scripted(answer) as upstream,
+        scripted(cutting(*parts)) as upstream,
         proxied(upstream.url, upstream.url, model={"continue": True}) as url,
         aiohttp.ClientSession() as session,
     ):
@@ -550,14 +538,8 @@ async def test_nothing_continues_an_answer_whose_connection_is_lost_behind_its_e
         "anthropic": SENTENCES["anthropic"][0].parts,
     }[wire]
 
-    async def lost(request: web.Request) -> web.StreamResponse:
-        out = await replying(*parts)(request)
-        assert request.transport is not None
-        request.transport.abort()
-        return out
-
     async with (
-        scripted(lost) as upstream,
+        scripted(cutting(*parts)) as upstream,
         proxied(upstream.url, upstream.url, model={"continue": True}) as url,
     ):
         assert (await fetch(url, SENTENCES[wire][0]))[:2] == (200, b"".join(parts))

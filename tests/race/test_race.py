@@ -288,6 +288,19 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
             Fail((("a", STALLED), ("b", TIMED_OUT))),
         ),
     ),
+    "an answer whose end is marked is whole though its stream stays open": (
+        IMPATIENT,
+        (1.0, UsableToken(0), Commit(0, "first_token")),
+        (4.0, Progressed(0, 1.2, is_whole=True)),
+        (4.2, TimerFired(), Cancel(0, "stall")),
+    ),
+    "one that is not committed yet has not failed by that": (
+        replace(IMPATIENT, commit_on="first_sentence"),
+        (1.0, UsableToken(0)),
+        (4.0, Progressed(0, 1.2, is_whole=True)),
+        (4.2, TimerFired(), SILENCE),
+        (9.0, AttemptFinished(0), Commit(0, "whole_answer"), Cancel(1, "superseded")),
+    ),
     # ---- silence
     "a stalled first attempt gets company and may still win": (
         IMPATIENT,
