@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -22,6 +22,9 @@ from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.services.llm_service import LLMService
 from pipecat.services.settings import LLMSettings, TTSSettings
 from pipecat.services.tts_service import TextAggregationMode, TTSService
+from pipecat.utils.text.base_text_aggregator import Aggregation, BaseTextAggregator, TextType
+from pipecat.utils.text.pattern_pair_aggregator import MatchAction, PatternPairAggregator
+from pipecat.utils.text.simple_text_aggregator import SimpleTextAggregator
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
@@ -103,6 +106,49 @@ async def test_speech_equals_that_of_a_bare_service(
     assert "".join(text for _, text in heard).replace(" ", "") == answer.replace(" ", "")
     by_token = mode is TextAggregationMode.TOKEN
     assert line.reports[0].commit_on == ("first_token" if by_token else "first_sentence")
+
+
+class Clauses(SimpleTextAggregator):
+    """Yields what ends with a comma, too."""
+
+    async def aggregate(self, text: str) -> AsyncIterator[Aggregation]:
+        for char in text:
+            async for sentence in super().aggregate(char):
+                yield sentence
+            if char == "," and (clause := await self.flush()) is not None:
+                yield clause
+
+
+def by_tokens() -> BaseTextAggregator:
+    return SimpleTextAggregator(aggregation_type=TextType.TOKEN)
+
+
+def by_patterns() -> BaseTextAggregator:
+    return PatternPairAggregator().add_pattern("code", "[", "]", MatchAction.AGGREGATE)
+
+
+def without_patterns() -> BaseTextAggregator:
+    return PatternPairAggregator().add_pattern("code", "[", "]", MatchAction.REMOVE)
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "commit_on"),
+    [
+        (by_tokens, "first_token"),
+        (by_patterns, "first_token"),
+        (Clauses, "first_token"),
+        (without_patterns, "first_sentence"),
+    ],
+)
+async def test_what_speaks_before_a_sentence_is_whole_gets_its_tokens(
+    aggregator: Callable[[], BaseTextAggregator], commit_on: str
+) -> None:
+    answer = "Well, the code is [4 1. 1] and so on. Do come by!"
+    bare, hedged = (LLMTextProcessor(text_aggregator=aggregator()) for _ in range(2))
+    expected, _ = await spoken(scripted(*tokens(answer)), Speaker(), bare)
+    heard, line = await spoken(racing(scripted(*tokens(answer))), Speaker(), hedged)
+    assert heard == expected
+    assert line.reports[0].commit_on == commit_on
 
 
 async def test_leading_marker_does_not_delay_the_first_sentence() -> None:

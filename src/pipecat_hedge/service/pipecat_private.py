@@ -16,9 +16,14 @@ from typing import Any
 import pipecat
 from loguru import logger
 from pipecat.pipeline.pipeline import PipelineSink, PipelineSource
+from pipecat.processors.aggregators.llm_text_processor import LLMTextProcessor
 from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.services.llm_service import FunctionCallRegistryItem, LLMService
 from pipecat.services.tts_service import TextAggregationMode, TTSService, WebsocketTTSService
+from pipecat.utils.text.base_text_aggregator import BaseTextAggregator, TextType
+from pipecat.utils.text.pattern_pair_aggregator import MatchAction, PatternPairAggregator
+from pipecat.utils.text.simple_text_aggregator import SimpleTextAggregator
+from pipecat.utils.text.skip_tags_aggregator import SkipTagsAggregator
 
 TESTED = {"Pipecat": (1, 14), "openai": (3,), "anthropic": (1,), "google-genai": (2,)}
 """The newest versions with which the tests have run: of Pipecat to the minor, of SDKs to the major
@@ -71,6 +76,21 @@ def remove_system_instruction(service: LLMService[Any], text: str) -> None:
 def speaks_tokens(service: TTSService) -> bool:
     """Whether a service is given single tokens, and not sentences."""
     return service._text_aggregation_mode is TextAggregationMode.TOKEN
+
+
+def text_aggregator(collector: LLMTextProcessor | TTSService) -> BaseTextAggregator:
+    """What divides an answer's text into what is spoken at once."""
+    return collector._text_aggregator
+
+
+def collects_sentences(aggregator: BaseTextAggregator) -> bool:
+    """Whether an aggregator is known to yield nothing before a sentence is whole."""
+    if aggregator.aggregation_type is not TextType.SENTENCE:
+        return False
+    if type(aggregator) is PatternPairAggregator:
+        actions = [pattern["action"] for pattern in aggregator._patterns.values()]
+        return MatchAction.AGGREGATE not in actions
+    return type(aggregator) in (SimpleTextAggregator, SkipTagsAggregator)
 
 
 def pauses_for_audio(service: TTSService) -> bool:

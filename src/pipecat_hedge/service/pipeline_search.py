@@ -16,7 +16,11 @@ from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.services.tts_service import TTSService
 
 from pipecat_hedge.race.events import CommitOn
-from pipecat_hedge.service.pipecat_private import processor_around, speaks_tokens
+from pipecat_hedge.service.pipecat_private import (
+    collects_sentences,
+    processor_around,
+    text_aggregator,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,7 @@ class Output:
     """How the answer's text becomes speech downstream.
 
     Parameters:
-        commit_on: A sentence if sentences are spoken, or else a token.
+        commit_on: A sentence if nothing but whole sentences is spoken, or else a token.
         language: The language of its sentence rules; None is English.
         collector: The processor that assembles sentences, or None.
     """
@@ -43,16 +47,15 @@ def find_output(processor: FrameProcessor) -> Output:
     """Find how the text that ``processor`` pushes becomes speech, in a built pipeline.
 
     Returns:
-        A text-to-speech service, or a processor that assembles sentences for one. Without either,
-        text is streamed token by token.
+        That of a text-to-speech service, or of a processor that divides text for one. Without
+        either, text is streamed token by token.
     """
     for found in downstream_of(processor):
-        if isinstance(found, LLMTextProcessor):
-            return Output("first_sentence", collector=found)
-        if isinstance(found, TTSService):
-            if speaks_tokens(found):
-                return Output("first_token", language=found.text_aggregation_language)
-            return Output("first_sentence", found.text_aggregation_language, collector=found)
+        if isinstance(found, (LLMTextProcessor, TTSService)):
+            aggregator = text_aggregator(found)
+            if collects_sentences(aggregator):
+                return Output("first_sentence", aggregator.language, collector=found)
+            return Output("first_token", aggregator.language)
     return Output()
 
 
