@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Any
@@ -14,6 +14,7 @@ import aiohttp
 import anthropic
 import openai
 import pytest
+from aiohttp import web
 
 from pipecat_hedge.providers import ProviderRegistry, Terms
 from pipecat_hedge.providers.priority import WorkClass
@@ -26,6 +27,7 @@ from pipecat_hedge.tools.proxy.model import ProxiedModel
 from pipecat_hedge.tools.proxy.server import ProxyServer
 from pipecat_hedge.tools.simulator import Simulator
 from tests.live.proxied import HELLO, PATHS, Client, asking, client_of, proxied, proxy, sdk
+from tests.live.scripted_upstream import replying, scripted
 
 pytestmark = pytest.mark.live
 
@@ -336,9 +338,28 @@ async def test_bad_requests_are_rejected_in_the_wire_s_form(
         other = await raw(server, post(b"{}", "/v1/embeddings"))
         assert b"404" in other[:20]
         assert b"POST /v1/embeddings is not proxied" in other
-        slow = await raw(server, post(b"{", size=100))
-        assert slow.startswith(b"HTTP/1.1 408")
+        silent = await raw(server, post(b"{", size=100))
+        assert silent.startswith(b"HTTP/1.1 408")
         assert await raw(server, b"POST /v1/mess") == b""
+
+
+@WIRES
+async def test_a_request_may_take_its_time_while_it_comes(
+    sim: Simulator, wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "BODY_SECS", 0.4)
+
+    async def slowly() -> AsyncIterator[bytes]:
+        for part in json.dumps(asking(wire, stream=True)).encode().split(b" "):
+            yield part + b" "
+            await asyncio.sleep(0.1)
+
+    async with (
+        racing(sim, WELL) as url,
+        aiohttp.ClientSession() as session,
+        session.post(url + PATHS[wire], data=slowly()) as answer,
+    ):
+        assert (answer.status, await answer.read() != b"") == (200, True)
 
 
 @WIRES
@@ -352,6 +373,29 @@ async def test_a_proxy_that_stops_answers_what_is_running(sim: Simulator, wire: 
             with pytest.raises(REJECTED) as rejected:
                 await asked
     assert rejected.value.status_code == 503
+
+
+@WIRES
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_proxy_that_stops_cuts_what_has_begun(wire: str, stream: bool) -> None:
+    """A client that got a proper end would take what it has for the whole answer."""
+    begun = b'data: {"x": 1}\n\n' if stream else b'{"id": "x'
+    kind = "text/event-stream" if stream else "application/json"
+
+    async def script(request: web.Request) -> web.StreamResponse:
+        await replying(begun, content_type=kind)(request)
+        await asyncio.sleep(60)
+        raise AssertionError("the request is not closed")
+
+    async with aiohttp.ClientSession() as session, AsyncExitStack() as stack:
+        upstream = await stack.enter_async_context(scripted(script))
+        url = await stack.enter_async_context(proxied(upstream.url))
+        body = asking(wire, stream=stream)
+        async with session.post(url + PATHS[wire], json=body) as answer:
+            assert await answer.content.readany() == begun
+            await stack.aclose()
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await answer.read()
 
 
 async def test_the_proxy_is_ready_once_an_upstream_was_reached(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -10,6 +12,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from pipecat_hedge.tools.simulator import Simulator
 from tests.live.proxied import PATHS, START_SECS, ProxyProcess
@@ -26,14 +29,21 @@ SLOW = "fixed@ttft=0.1,tps=10"
 class Instance(ProxyProcess):
     """A proxy of one model."""
 
-    def __init__(self, upstream: str, folder: Path, more: str = "", stats: str = "off"):
+    def __init__(
+        self,
+        upstream: str,
+        folder: Path,
+        more: str = "",
+        stats: str = "off",
+        stderr: int | None = None,
+    ):
         path = folder / f"{id(self)}.toml"
         path.write_text(
             f'listen = "127.0.0.1:0"\nleave_secs = 0.5\n{more}\n'
             '[models.m]\nwire = "anthropic"\npolicy = "fallback(probes=False)"\ncache_secs = 60\n'
             f'upstreams = [{{ name = "a", base_url = "{upstream}", model = "{SLOW}" }}]\n'
         )
-        super().__init__(path, stats=stats)
+        super().__init__(path, stats=stats, stderr=stderr)
 
     async def start(self) -> None:
         await super().start()
@@ -135,6 +145,28 @@ async def test_a_rolling_restart_behind_a_load_balancer_drops_no_stream(tmp_path
         assert {status for status, _, _ in answers} == {200}
         assert {b"message_stop" in body for _, body, _ in answers} == {True}
         assert {each.outcome for each in sim.ledger.requests} == {"completed"}
+
+
+async def test_a_second_ctrl_c_waits_for_no_stream(tmp_path: Path) -> None:
+    async def endless(request: web.Request) -> web.StreamResponse:
+        await replying(events("anthropic")[0])(request)
+        await asyncio.sleep(60)
+        raise AssertionError("the request is not closed")
+
+    async with scripted(endless) as upstream:
+        instance = Instance(upstream.url, tmp_path, "drain_secs = 60", stderr=PIPE)
+        async with running(instance):
+            asked = asyncio.ensure_future(ask(instance.url))
+            await until(lambda: bool(upstream.asked), 10.0)
+            assert instance.process.stderr is not None
+            instance.process.send_signal(signal.SIGINT)
+            while b"Ctrl-C" not in (line := await instance.process.stderr.readline()):
+                assert line
+            assert not asked.done()
+            instance.process.send_signal(signal.SIGINT)
+            assert await asyncio.wait_for(instance.process.wait(), START_SECS) == 0
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await asked
 
 
 @needs_redis

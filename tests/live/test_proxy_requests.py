@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from multidict import CIMultiDict
 from yarl import URL
 
 from pipecat_hedge.providers import FileStore
@@ -19,7 +20,7 @@ from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.tools.proxy import ProxyServer, ProxySettings
 from pipecat_hedge.tools.proxy.cache import AnswerCache
 from tests.live.proxied import PATHS, asking, proxied
-from tests.live.scripted_upstream import replying, scripted
+from tests.live.scripted_upstream import SSE, replying, scripted
 from tests.live.test_proxy_passing import SENTENCES, answering
 
 pytestmark = pytest.mark.live
@@ -118,6 +119,25 @@ async def test_a_query_and_a_header_that_comes_twice_are_sent_on() -> None:
     assert asked.path == path
     assert asked.headers.getall("anthropic-beta") == ["a", "b"]
     assert asked.headers["x-other"] == "c"
+
+
+async def test_a_repeated_header_of_a_response_passes_with_all_its_values() -> None:
+    """In one line, as the SDKs' clients read them; what ``Connection`` names stays behind."""
+
+    async def script(request: web.Request) -> web.StreamResponse:
+        repeated = [("Server-Timing", "a"), ("server-timing", "b"), ("Server-Timing", "c;dur=1")]
+        hop = [("Connection", "X-Hop"), ("X-Hop", "1")]
+        body = b"".join(SENTENCES["openai"][0].parts)
+        headers = CIMultiDict([("Content-Type", SSE), *repeated, *hop])
+        return web.Response(body=body, headers=headers)
+
+    async with scripted(script) as upstream, proxied(upstream.url) as url:
+        own = {"Connection": "keep-alive, X-Hop", "X-Hop": "1", "X-Other": "2"}
+        status, _, headers = await post(url, "openai", asking("openai", stream=True), own)
+    (asked,) = upstream.asked
+    assert (status, headers.getall("server-timing")) == (200, ["a, b, c;dur=1"])
+    assert "x-hop" not in headers
+    assert ("x-hop" in asked.headers, asked.headers["x-other"]) == (False, "2")
 
 
 async def test_long_headers_pass_both_ways() -> None:

@@ -109,7 +109,9 @@ class Adaptive:
         """Check the fields."""
         what, remedy = "a share of turns, not negative", "0.1 is one extra request in ten turns"
         require_number("budget", self.budget, what, remedy, lambda x: 0 <= x < math.inf)
-        _finite("min_saving_secs", self.min_saving_secs, "0.15 is the default, budget=0 no hedges")
+        remedy = "0.15 is the default, budget=0 no hedges"
+        secs = _finite("min_saving_secs", self.min_saving_secs, remedy)
+        require_seconds("min_saving_secs", secs)
         if self.target_ttft_secs is not None:
             remedy = "None is as soon as possible"
             secs = _finite("target_ttft_secs", self.target_ttft_secs, remedy)
@@ -199,8 +201,9 @@ class HedgePolicy:
             once a provider was silent and has not answered since. Under ``after(x)`` at least
             ``x``; with ``deadline_secs`` at most half of it. These requests are launched for
             ``silence``, and no budget counts them. None is never.
-        deadline_secs: Time in seconds after which a turn without an answer fails; None is never.
-            Not an option of ``adaptive``, under which no turn fails because it is late.
+        deadline_secs: Time in seconds after which a turn without an answer fails, above 0; None is
+            never. Under ``after(x)`` more than ``x``. Not an option of ``adaptive``, under which no
+            turn fails because it is late.
         fallback_text: What the bot says when a turn has failed, in place of the answer, or of its
             rest if it broke off and no attempt continues it. None is nothing.
         probes: Whether at most one request in 70 of the process may run on to its first token after
@@ -250,7 +253,9 @@ class HedgePolicy:
             if getattr(self, field) is not None:
                 _seconds(field, getattr(self, field))
         if self.deadline_secs is not None:
-            _finite("deadline_secs", self.deadline_secs, "None is never")
+            secs = _finite("deadline_secs", self.deadline_secs, "None is never")
+            if not secs:
+                raise ConfigurationError("deadline_secs is 0, when every turn fails: None is never")
         if self.route is not None and not callable(self.route):
             raise ConfigurationError(
                 f"route must be a function of a turn, got {self.route!r}: write "
@@ -305,7 +310,7 @@ class HedgePolicy:
                 None is as soon as possible.
             slo: The callers' SLO, if the service is given none; it is reported, and moves no
                 hedge. To hedge in time for it, give its limit as ``target_ttft_secs``.
-            min_saving_secs: The least expected saving of an extra request, in seconds; 0 or more.
+            min_saving_secs: The least expected saving of an extra request, in seconds; 0 to 60.
             order: ``learned`` uses the given order, except while the first provider is slower than
                 before, or was silent in two turns in a row, and another is well: that one is then
                 first until the first has recovered. ``given`` always uses the given order, because
@@ -372,7 +377,13 @@ class HedgePolicy:
             )
         secs = require_seconds("seconds", _seconds("seconds", seconds))
         name = f"after({secs:g} s)"
-        return cls(rule=AfterSilence(secs), max_attempts=max_attempts, name=name, **options)
+        policy = cls(rule=AfterSilence(secs), max_attempts=max_attempts, name=name, **options)
+        if policy.deadline_secs is not None and policy.deadline_secs <= secs:
+            raise ConfigurationError(
+                f"deadline_secs is {policy.deadline_secs:g}, when the turn has failed before the "
+                f"hedge after seconds={secs:g}: raise deadline_secs, or lower seconds"
+            )
+        return policy
 
     @classmethod
     def fallback(cls, max_attempts: int = 2, **options: Unpack[PolicyOptions]) -> HedgePolicy:

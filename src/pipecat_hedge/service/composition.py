@@ -141,10 +141,12 @@ def write_logs(
     """Append a service's turns and drained answers to files.
 
     Raises:
-        ConfigurationError: If a file's folder does not exist.
+        ConfigurationError: If a file's folder does not exist, or both are one file.
     """
     from pipecat_hedge.telemetry.turn_log import write_drained_log, write_turn_log
 
+    if turn_log is not None and turn_log == drained_log:
+        raise ConfigurationError(f"drained_log is the turn_log, {turn_log}: name another file")
     if turn_log is not None:
         write_turn_log(events, policy, turn_log)
     if drained_log is not None:

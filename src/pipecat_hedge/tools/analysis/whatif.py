@@ -88,7 +88,16 @@ class Question:
 
     def __post_init__(self) -> None:
         """Check the fields."""
+        times = {"deadline_secs": self.deadline_secs, "slo_secs": self.slo_secs}
         checks = [
+            *(
+                (secs is not None and not secs > 0, f"{name} must be positive, got {secs}")
+                for name, secs in times.items()
+            ),
+            (
+                not self.min_saving_secs >= 0,
+                f"min_saving_secs must not be negative, got {self.min_saving_secs}",
+            ),
             (self.attempts < 2, f"attempts must be at least 2 to hedge, got {self.attempts}"),
             (
                 self.slo_secs is not None and self.deadline_secs is not None,

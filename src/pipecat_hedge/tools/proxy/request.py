@@ -56,7 +56,8 @@ class ProxiedRequest:
     @property
     def forwarded(self) -> CIMultiDict[str]:
         """The headers that go on to an upstream."""
-        return CIMultiDict((k, v) for k, v in self.headers.items() if k.lower() not in _OWN_HEADERS)
+        own = _OWN_HEADERS | named_by_connection(self.headers)
+        return CIMultiDict((k, v) for k, v in self.headers.items() if k.lower() not in own)
 
     @property
     def found(self) -> Mapping[str, Any]:
@@ -75,6 +76,12 @@ class ProxiedRequest:
             parts += [body[at:begin], name]
             at = end
         return [*parts, body[at:]]
+
+
+def named_by_connection(headers: Mapping[str, str]) -> set[str]:
+    """The headers that ``Connection`` names: they are for one connection (RFC 9110, 7.6.1)."""
+    lines = (value for name, value in headers.items() if name.lower() == "connection")
+    return {each.strip() for each in ",".join(lines).lower().split(",")}
 
 
 async def read_request(path: str, headers: Mapping[str, str], body: bytearray) -> ProxiedRequest:

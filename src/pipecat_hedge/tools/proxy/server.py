@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 BODY_SECS = 30.0
-"""How long a client may take to send its request."""
+"""How long a client may send nothing of its request."""
 IDLE_SECS = 75.0
 """How long a connection may take to send its next request; longer than a load balancer's 60 s."""
 LINGER_SECS = 1.0
@@ -198,14 +198,15 @@ class ProxyServer:
             return _rejected(wire, 415, "the request's Content-Encoding is not understood")
         body = bytearray()
         try:
-            async with asyncio.timeout(BODY_SECS):
+            async with asyncio.timeout(BODY_SECS) as late:
                 async for chunk in request.content.iter_any():
                     body += chunk
+                    late.reschedule(asyncio.get_running_loop().time() + BODY_SECS)
                     if len(body) > most_mb * 2**20:
                         return _rejected(wire, 413, f"the request is larger than {most_mb:g} MB")
             asked = await read_request(request.path_qs, request.headers, body)
         except TimeoutError:
-            return _rejected(wire, 408, f"the request took longer than {BODY_SECS:g} s")
+            return _rejected(wire, 408, f"nothing of the request came for {BODY_SECS:g} s")
         except (ValueError, RecursionError, web.RequestPayloadError):
             return _rejected(wire, 400, "the request must be a JSON object with a model")
         name = asked.model
@@ -302,7 +303,7 @@ class ProxyServer:
             finally:
                 if not response.has_begun:
                     await response.reject(status, model.wire.error_body(status, problem))
-                response.end(is_whole=False)
+                response.end(is_whole=False, is_cut=not response.is_complete)
                 forget()
 
         task = self._races.start(race(), name=f"races {model.name}")

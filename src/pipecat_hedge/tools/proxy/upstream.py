@@ -24,7 +24,12 @@ from yarl import URL
 from pipecat_hedge.providers import used_up_secs
 from pipecat_hedge.race import ConfigurationError, ServerLoad, TaskScope
 from pipecat_hedge.service import AttemptStats, Stages, parsed
-from pipecat_hedge.tools.proxy.request import MAX_FIELD_BYTES, MAX_FIELDS, ProxiedRequest
+from pipecat_hedge.tools.proxy.request import (
+    MAX_FIELD_BYTES,
+    MAX_FIELDS,
+    ProxiedRequest,
+    named_by_connection,
+)
 from pipecat_hedge.tools.proxy.settings import UpstreamSettings
 from pipecat_hedge.tools.proxy.wires import Wire
 
@@ -429,8 +434,13 @@ class _Cloud(Upstream):
 
 
 def _passed(headers: Mapping[str, str]) -> dict[str, str]:
-    own = set(_THEIR_HEADERS)
+    """A response's headers that go on to the client; of one that is repeated, all values."""
+    own = _THEIR_HEADERS | named_by_connection(headers)
     if headers.get("content-encoding", "").lower() in _UNPACKED:
         own.add("content-encoding")
-    passed = ((name, value) for name, value in headers.items() if name.lower() not in own)
-    return {name: _CONTROLS.sub(" ", value) for name, value in passed}
+    passed = CIMultiDict[str]()
+    for name, value in headers.items():
+        if name.lower() not in own:
+            value = _CONTROLS.sub(" ", value)
+            passed[name] = f"{passed[name]}, {value}" if name in passed else value
+    return dict(passed)
