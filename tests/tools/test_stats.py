@@ -80,6 +80,7 @@ def test_export_and_a_process_elsewhere_that_begins_with_it(
             asyncio.run(_added(stats))
         stats.save()
         out = tmp_path / "snapshot.json"
+        assert main(["stats", "export", "--from", source, "--out", str(out / "none")]) == 2
         assert main(["stats", "export", "--from", source, "--out", str(out)]) == 0
     files["/snapshot.json"] = out.read_bytes()
     monkeypatch.setenv("PIPECAT_HEDGE_STATS", f"{url}/snapshot.json?signature=secret")

@@ -49,7 +49,7 @@ def open_store(
 
     Raises:
         ConfigurationError: If both a file and a Redis are named, the size is not positive, or
-            redis-py is not installed.
+            redis-py is not installed, or the file cannot be used.
     """
     require_number("most_mb", most_mb, "positive", "16.0 is the default", lambda x: x > 0)
     require("path", path, (str, os.PathLike), "give a file's path, or None for memory")
@@ -58,7 +58,13 @@ def open_store(
         raise ConfigurationError("path and redis_url exclude each other: give one of them")
     if redis_url is not None:
         return _Redis(redis_url)
-    return _Memory(most_mb * MB) if path is None else _File(Path(path), most_mb * MB)
+    if path is None:
+        return _Memory(most_mb * MB)
+    try:
+        return _File(Path(path), most_mb * MB)
+    except sqlite3.Error as error:
+        remedy = "name another file, in a folder that exists"
+        raise ConfigurationError(f"path: {path} cannot be used, {error}: {remedy}") from None
 
 
 class _Memory:

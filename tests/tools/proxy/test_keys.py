@@ -36,6 +36,11 @@ def test_a_client_is_known_by_its_key(header: dict[str, str], is_known: bool) ->
     assert (found is not None and found.settings.name == "bot") is is_known
 
 
+@pytest.mark.parametrize("name", ['Ana\'s "bot" \\ 2', "Büro\n1"])
+def test_a_new_key_s_lines_are_read_again_whatever_its_name(name: str) -> None:
+    assert made(name)[1].name == name
+
+
 def test_every_hash_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     made_keys = [made(str(number)) for number in range(5)]
     compared: list[bytes] = []

@@ -11,7 +11,7 @@ import pytest
 
 from pipecat_hedge import HedgePolicy
 from pipecat_hedge.race import ConfigurationError
-from pipecat_hedge.tools.proxy.settings import read_settings
+from pipecat_hedge.tools.proxy.settings import ProxySettings, read_settings
 from tests.tools.conftest import Ran
 
 SMALL = """
@@ -26,7 +26,7 @@ upstreams = [
 KEY = '\n[[keys]]\nname = "bot"\nsha256 = "' + "0" * 64 + '"\n'
 
 
-def read(tmp_path: Path, text: str) -> object:
+def read(tmp_path: Path, text: str) -> ProxySettings:
     path = tmp_path / "hedge.toml"
     path.write_text(text)
     return read_settings(path)
@@ -62,6 +62,13 @@ def test_small_file_has_defaults(tmp_path: Path) -> None:
         ('listen = "0.0.0.0:80"\n' + SMALL, "anyone could spend"),
         ('listen = "80"\n' + SMALL + KEY, "listen must be host:port"),
         (SMALL + KEY + KEY, "keys: two have the same name"),
+        (SMALL + KEY + KEY.replace("bot", "b"), "keys: two have the same sha256"),
+        *(
+            (SMALL.replace("https://api.anthropic.com", url), "base_url must be an http(s) address")
+            for url in ("http://", "http://h:99999", "http://h:x", "http://a b", "https://h/?v=1")
+        ),
+        (SMALL.replace('5" }', '5", usd_per_mtok = [-1, 5] }'), "[0].usd_per_mtok[0]"),
+        (SMALL.replace('5" }', '5", connect_secs = inf }'), "[0].connect_secs"),
         (SMALL + KEY + 'models = ["gpt"]', "key 'bot': unknown model 'gpt'"),
         (SMALL + KEY.replace("0" * 64, "secret"), "keys[0].sha256"),
     ],
@@ -112,6 +119,11 @@ def test_a_clouds_missing_package_is_one_line_with_the_remedy(
     where = f"{path}: models.claude.upstreams[1]: upstream 'bedrock'"
     line = f'{where} needs botocore: pip install "anthropic[bedrock]"'
     assert ran("proxy", path, *options) == (2, "", f"pipecat-hedge proxy: {line}\n")
+
+
+def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    """Windows' editors write one."""
+    assert read(tmp_path, "\ufeff" + SMALL).models.keys() == {"claude"}
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:

@@ -91,7 +91,10 @@ class Question:
         times = {"deadline_secs": self.deadline_secs, "slo_secs": self.slo_secs}
         checks = [
             *(
-                (secs is not None and not secs > 0, f"{name} must be positive, got {secs}")
+                (
+                    secs is not None and not 0 < secs <= 60,
+                    f"{name} must be above 0 and at most 60 s, got {secs}",
+                )
                 for name, secs in times.items()
             ),
             (

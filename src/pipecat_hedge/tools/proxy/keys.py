@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 
-from pipecat_hedge.race import TurnReport
+from pipecat_hedge.race import ConfigurationError, TurnReport
 from pipecat_hedge.tools.proxy.settings import KeySettings
 
 PREFIX = "pxh-"
@@ -17,10 +18,17 @@ NOBODY = KeySettings(name="anyone", sha256="0" * 64, max_streams=1000)
 
 
 def new_key(name: str) -> str:
-    """Make a key and return it with the lines for the settings file."""
+    """Make a key and return it with the lines for the settings file.
+
+    Raises:
+        ConfigurationError: If the name is empty.
+    """
+    if not name.strip():
+        raise ConfigurationError("--new-key is empty: give the client's name, such as bot")
     key = PREFIX + secrets.token_urlsafe(32)
     digest = hashlib.sha256(key.encode()).hexdigest()
-    return f'{key}\n\n[[keys]]\nname = "{name}"\nsha256 = "{digest}"\n'
+    quoted = json.dumps(name, ensure_ascii=False)  # as TOML writes it
+    return f'{key}\n\n[[keys]]\nname = {quoted}\nsha256 = "{digest}"\n'
 
 
 class Client:

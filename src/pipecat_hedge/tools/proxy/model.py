@@ -60,11 +60,11 @@ class ProxiedModel:
         self.name, self.settings, self.stats = name, settings, stats
         self.wire = WIRES[settings.wire]
         self.policy: HedgePolicy = settings.policy
+        self.events = EventHub(stats.events)
+        write_logs(self.events, self.policy, turn_log, drained_log)
         self.upstreams = tuple(connect(each, self.wire) for each in settings.upstreams)
         self.providers = self.upstreams
-        self.events = EventHub(stats.events)
         self.is_running = True
-        write_logs(self.events, self.policy, turn_log, drained_log)
         self._members = [Member(each, (each,)) for each in self.upstreams]
         self._drains = TaskScope()
         self._turns = 0

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
+from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -67,6 +68,9 @@ class _Settings(BaseModel):
         return given
 
 
+_Price: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
 class UpstreamSettings(_Settings):
     """A provider of a model.
 
@@ -94,14 +98,17 @@ class UpstreamSettings(_Settings):
     headers: dict[str, str] = {}
     region: str | None = None
     project: str | None = None
-    usd_per_mtok: tuple[float, float] | None = None
+    usd_per_mtok: tuple[_Price, _Price] | None = None
     timeout_secs: float | None = Field(default=None, gt=0)
-    connect_secs: float = Field(default=5.0, gt=0)
+    connect_secs: float = Field(default=5.0, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _is_complete(self) -> UpstreamSettings:
-        if self.kind == "api" and not (self.base_url or "").startswith(("http://", "https://")):
-            raise ValueError(f"upstream {self.name!r}: base_url must be an http(s) address")
+        if self.kind == "api" and not _is_address(self.base_url or ""):
+            raise ValueError(
+                f"upstream {self.name!r}: base_url must be an http(s) address without a query, "
+                "such as https://api.openai.com/v1"
+            )
         key_env = self.key_env
         if not (key_env is None or key_env in os.environ or _VARIABLE.fullmatch(key_env)):
             raise ValueError(  # without quoting it
@@ -213,7 +220,7 @@ class ProxySettings(_Settings):
     turn_log: Path | None = None
     drained_log: Path | None = None
     max_body_mb: float = Field(default=32.0, gt=0)
-    leave_secs: float = Field(default=0.0, ge=0)
+    leave_secs: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     drain_secs: float = Field(default=60.0, ge=0)
 
     @model_validator(mode="after")
@@ -229,8 +236,9 @@ class ProxySettings(_Settings):
         for key in self.keys:
             if unknown := (key.models or frozenset()) - self.models.keys():
                 raise ValueError(f"key {key.name!r}: unknown model {min(unknown)!r}")
-        if len({key.name for key in self.keys}) < len(self.keys):
-            raise ValueError("keys: two have the same name")
+        for field in ("name", "sha256"):
+            if len({getattr(key, field) for key in self.keys}) < len(self.keys):
+                raise ValueError(f"keys: two have the same {field}")
         return self
 
     @property
@@ -249,6 +257,17 @@ class ProxySettings(_Settings):
         return host.strip("[]"), int(port)
 
 
+def _is_address(url: str) -> bool:
+    """Whether paths can be added to an address, as to ``https://api.openai.com/v1``."""
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.port != 0  # which raises if it is no port
+    except ValueError:
+        return False
+    is_plain = not (parts.query or parts.fragment or re.search(r"\s", url))
+    return is_valid and is_plain and parts.scheme in ("http", "https") and bool(parts.hostname)
+
+
 def read_settings(path: Path) -> ProxySettings:
     """Read and check a settings file.
 
@@ -256,7 +275,7 @@ def read_settings(path: Path) -> ProxySettings:
         ConfigurationError: If it cannot be read or used; the message names the field.
     """
     try:
-        found = tomllib.loads(path.read_text())
+        found = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -33,7 +33,10 @@ def run(args: argparse.Namespace) -> int:
     if args.out is None:
         print(text)
     else:
-        args.out.write_text(text + "\n", encoding="utf-8")
+        try:
+            args.out.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(f"--out: {args.out}: {error.strerror}") from None
         print(f"{len(json.loads(text)['providers'])} providers in {args.out}", file=sys.stderr)
     return 0
 
