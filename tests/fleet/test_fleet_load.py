@@ -13,7 +13,6 @@ from tests.support.standing import standing
 
 pytestmark = pytest.mark.slow
 
-SEEDS = (1, 2, 3)
 MODES: tuple[AdmissionMode, ...] = ("open", "shed")
 
 
@@ -38,29 +37,26 @@ def test_no_turn_is_lost_without_trouble(mode: AdmissionMode) -> None:
 
 
 @pytest.mark.parametrize(("capacity", "slow"), [(8, 1.0), (400, 5.0)])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_no_turn_is_lost_for_slowness(capacity: int, slow: float, seed: int) -> None:
+def test_no_turn_is_lost_for_slowness(capacity: int, slow: float) -> None:
     """Providers serve half of what is needed, or take five times as long, without saying so."""
-    fleet = Fleet(seed=seed)
+    fleet = Fleet()
     fleet.run(15.0)
     change(fleet, 100.0, capacity=capacity, slow=slow)
     assert_served(fleet, 0.0, 80.0)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_turns_go_to_the_next_provider_when_the_first_one_queues(seed: int) -> None:
+def test_turns_go_to_the_next_provider_when_the_first_one_queues() -> None:
     """None can serve all callers. If all turns waited at the first: 10.5 s."""
-    fleet = Fleet(seed=seed)
+    fleet = Fleet()
     fleet.run(15.0)
     change(fleet, 100.0, capacity=20)
     assert_served(fleet, 0.0, 80.0)
     assert p95(fleet.turns(20.0, 80.0)) < 5.0
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_premium_callers_are_answered_when_load_is_shed(seed: int) -> None:
+def test_premium_callers_are_answered_when_load_is_shed() -> None:
     """Providers serve half of what is needed: only ordinary turns are rejected."""
-    fleet = Fleet(mode="shed", seed=seed)
+    fleet = Fleet(mode="shed")
     fleet.run(15.0)
     change(fleet, 160.0, capacity=8)
     premium, standard = (fleet.turns(40.0, 150.0, tier) for tier in ("premium", "standard"))
@@ -69,10 +65,9 @@ def test_premium_callers_are_answered_when_load_is_shed(seed: int) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("seed", SEEDS)
-def test_rejections_cost_only_the_rejected_turns(mode: AdmissionMode, seed: int) -> None:
+def test_rejections_cost_only_the_rejected_turns(mode: AdmissionMode) -> None:
     """Providers serve half of what is needed and reject the rest; then they have room again."""
-    fleet = Fleet(mode=mode, seed=seed)
+    fleet = Fleet(mode=mode)
     fleet.run(15.0)
     change(fleet, 60.0, capacity=8, queues=0.0)
     change(fleet, 120.0, capacity=57, queues=math.inf)
@@ -83,10 +78,9 @@ def test_rejections_cost_only_the_rejected_turns(mode: AdmissionMode, seed: int)
     assert lost(fleet.turns(65.0, 110.0)) < 0.003
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_next_turn_is_answered_when_all_providers_return(seed: int) -> None:
+def test_next_turn_is_answered_when_all_providers_return() -> None:
     """They have hung for half a minute, and every breaker is open."""
-    fleet = Fleet(capacity=250, seed=seed)
+    fleet = Fleet(capacity=250)
     fleet.run(15.0)
     change(fleet, 45.0, hangs=True)
     for health in fleet.processes:

@@ -118,28 +118,25 @@ async def test_slow_first_provider_is_rerouted_until_it_recovers() -> None:
     assert all(trial.launched_secs == 0 for trial in trials)
 
 
-@pytest.mark.parametrize("well_turns", [0, 3, 12])
-@pytest.mark.parametrize("with_restarts", [False, True])
-async def test_first_provider_that_hangs_early_is_soon_not_the_first(
-    well_turns: int, with_restarts: bool, tmp_path: Path
+@pytest.mark.parametrize("well_turns", [0, 3])
+async def test_first_provider_that_hangs_early_is_soon_not_the_first_after_restarts(
+    well_turns: int, tmp_path: Path
 ) -> None:
-    """Before anything is typical; also if every turn is another run of the program."""
-    stats, reports = ProviderStats(FileStore(tmp_path / "stats.json")), list[TurnReport]()
+    """Before anything is typical; every turn is another run of the program."""
+    path, reports = tmp_path / "stats.json", list[TurnReport]()
 
     def first() -> list[Step]:
         hangs = well_turns <= len(reports) < well_turns + 40
         return [Wait(float("inf"))] if hangs else [Wait(0.5), Say("Yes.")]
 
-    while len(reports) < well_turns + 100:
-        if with_restarts:
-            stats.save()
-            stats = ProviderStats(FileStore(tmp_path / "stats.json"))
+    for _ in range(well_turns + 100):
+        stats = ProviderStats(FileStore(path))
         services = [Provider("a", Scripts(first, None)), provider("b", 0.6)]
         async with Line(racing(*services, stats=stats)) as line:
-            for turn in range(1 if with_restarts else well_turns + 100):
-                await line.ask()
-                reports.append(await line.report(turn + 1))
-                await asyncio.sleep(5.0)
+            await line.ask()
+            reports.append(await line.report())
+            await asyncio.sleep(5.0)
+        stats.save()
     hung = reports[well_turns + 5 : well_turns + 40]
     assert {report.attempts[0].provider for report in hung} == {"b"}
     assert all(report.ttft_secs is not None and report.ttft_secs < 1.0 for report in hung)

@@ -43,9 +43,8 @@ def test_whatif_does_not_import_pipecat() -> None:
     assert (found.returncode, found.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("command", ["bench", "drill"])
-def test_help_of_a_command_is_all_it_prints(command: str) -> None:
-    found = main(command, "--help")
+def test_help_of_a_command_is_all_it_prints() -> None:
+    found = main("drill", "--help")
     assert (found.returncode, found.stderr) == (0, "")
 
 

@@ -155,15 +155,6 @@ async def test_late_interim_transcripts_interrupt_no_answer() -> None:
     assert len(heard.contexts) == 60
 
 
-async def test_rescue_that_fails_changes_nothing() -> None:
-    """What the primary says late counts then, as without a rescue."""
-    talk = Talk(
-        lambda number: [(2.0 if number % 10 == 9 else 0.05, text(number))], rescue=lambda _: ""
-    )
-    heard = await talk.hold(50)
-    assert lost(heard, range(50)) == []
-
-
 async def test_transcript_dropped_in_doubt_is_said_if_the_rescue_fails() -> None:
     """The caller says the same again, after an utterance that the first one never sent."""
     talk = Talk(
