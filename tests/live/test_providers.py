@@ -4,68 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-import statistics
 from pathlib import Path
 
 import pytest
 from google.genai import types
-from pipecat.frames.frames import (
-    LLMFullResponseStartFrame,
-    LLMTextFrame,
-)
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.services.google.llm import GoogleLLMService
 
 from pipecat_hedge import HedgePolicy
 from pipecat_hedge.tools.simulator import Simulator
-from tests.support.line import Line
-from tests.support.simulated import WIRES, close, line_to, simulated
+from tests.support.simulated import WIRES, line_to, simulated
 
 pytestmark = pytest.mark.live
-
-TURNS = 7
-FAST_SECS, SPARED_SECS = 0.05, 0.45
-
-
-def first_token_secs(line: Line) -> float:
-    """The median of the turns' times from Start to the first text."""
-    texts, starts = line.times(LLMTextFrame), line.times(LLMFullResponseStartFrame)
-    return statistics.median(min(t for t in texts if t >= start) - start for start in starts)
-
-
-@pytest.mark.parametrize(("fast_wire", "slow_wire"), [WIRES[:2], WIRES[1::-1]])
-async def test_race_is_as_fast_as_its_fast_member(
-    sim: Simulator, fast_wire: str, slow_wire: str
-) -> None:
-    """500 ms against 50 ms: the fast one's answer, framed once, and the slow one closed."""
-    fast = f"fixed@ttft={FAST_SECS},answer=From the fast one."
-    slow = f"fixed@ttft={FAST_SECS + SPARED_SECS},answer=From the slow one."
-    bare = simulated(fast_wire, sim, fast)
-    async with Line(bare) as line:
-        for _ in range(TURNS):
-            await line.ask()
-        alone_secs = first_token_secs(line)
-    await close(bare)
-    sim.ledger.clear()
-
-    members = [simulated(slow_wire, sim, slow), simulated(fast_wire, sim, fast)]
-    async with line_to(*members, policy=HedgePolicy.race(2)) as line:
-        for _ in range(TURNS):
-            await line.ask()
-        raced_secs = first_token_secs(line)
-        assert line.text == "From the fast one." * TURNS
-        assert line.framing.count("<") == line.framing.count(">") == TURNS
-    await sim.wait_idle(1.0)
-
-    won, lost = ([e for e in sim.ledger.requests if e.model == model] for model in (fast, slow))
-    assert [e.outcome for e in won] == ["completed"] * TURNS
-    assert [(e.outcome, e.tokens_sent) for e in lost] == [("aborted", 0)] * TURNS
-    closing = [
-        (b.ended_secs or 0.0) - (a.first_token_secs or 0.0) for a, b in zip(won, lost, strict=True)
-    ]
-    # Much closer to the fast one than to the slow one, however busy the machine is.
-    assert raced_secs - alone_secs < SPARED_SECS / 3
-    assert statistics.median(closing) < SPARED_SECS / 3
 
 
 @pytest.mark.parametrize("fault", ["429", "reset", "empty", "error_in_band"])
@@ -113,6 +63,8 @@ async def test_each_wire_can_win_a_race_of_three(sim: Simulator, fastest: str) -
     assert (won[0].output_tokens or 0) >= 3
     assert not won[0].tokens_estimated
     await sim.wait_idle(1.0)
+    lost = [entry for entry in sim.ledger.requests if entry.wire != fastest]
+    assert [(entry.outcome, entry.tokens_sent) for entry in lost] == [("aborted", 0)] * 2
 
 
 @pytest.mark.parametrize("wire", WIRES)

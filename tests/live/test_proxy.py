@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
-from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -16,9 +14,6 @@ import openai
 import pytest
 from aiohttp import web
 
-from pipecat_hedge.providers import ProviderRegistry, Terms
-from pipecat_hedge.providers.priority import WorkClass
-from pipecat_hedge.providers.standing import Standing
 from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.proxy import proxied_turn as turn_module
 from pipecat_hedge.tools.proxy import response as response_module
@@ -134,30 +129,6 @@ async def test_a_loser_is_closed_before_the_winner_s_next_event(sim: Simulator, 
             async for _ in pieces:
                 pass
             await sim.wait_idle(1.0)
-
-
-@WIRES
-async def test_a_hedge_that_had_no_room_is_sent_when_there_is_some(
-    sim: Simulator, wire: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beside an upstream that never answers, nothing else would end the stream."""
-    standing, calls = ProviderRegistry.standing, itertools.count()
-
-    def without_room_at_first(
-        self: ProviderRegistry, keys: Iterable[str], work: WorkClass, terms: Terms, now: float
-    ) -> list[Standing]:
-        found = standing(self, keys, work, terms, now)
-        if next(calls):
-            return found
-        return [replace(each, ineligible="has 10 of 10 requests in flight") for each in found]
-
-    monkeypatch.setattr(ProviderRegistry, "standing", without_room_at_first)
-    async with (
-        racing(sim, f"{WELL},fault=hang", WELL, policy="race(2, probes=False)") as url,
-        client_of(wire, url) as client,
-    ):
-        assert await client.stream() == ANSWER
-        assert next(calls) > 1
 
 
 # ---- clients that leave, or do not read

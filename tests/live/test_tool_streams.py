@@ -1,4 +1,4 @@
-"""Tool calls that are long, lack an argument, or hang: beside the bare service."""
+"""Tool calls that are long, or hang."""
 
 from __future__ import annotations
 
@@ -54,16 +54,3 @@ async def test_provider_that_hangs_in_a_call_is_detected(wire: str, sim: Simulat
     assert [dict(call.arguments) for call in tool.calls] == [WHOLE]
     hung, won = line.reports[0].attempts
     assert (hung.outcome, won.outcome, won.launch_reason) == ("superseded", "won", "silence")
-
-
-@each_wire
-async def test_call_without_a_required_argument_runs_as_with_the_bare_service(
-    wire: str, sim: Simulator
-) -> None:
-    """The tool may ask back."""
-    bare, member = (calling(wire, sim, {"note": "by the window"}) for _ in range(2))
-    for llm in (bare, racing(member)):
-        await (tool := Tool()).asked(llm, tool.offered())
-        assert [dict(call.arguments) for call in tool.calls] == [{"note": "by the window"}]
-    await close(bare, member)
-    assert len(sim.ledger.requests) == 2
