@@ -66,13 +66,6 @@ async def rescue_that_sends_retry_after_is_not_asked_before() -> None:
         assert statuses == [429, 200]
 
 
-async def test_rescue_that_streams_and_rescue_that_sends_retry_after() -> None:
-    async with asyncio.TaskGroup() as calls:
-        calls.create_task(deepgram_rescues_deepgram())
-        calls.create_task(rescue_that_sends_retry_after_is_not_asked_before())
-    gc.collect()
-
-
 def closed_port() -> int:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
@@ -86,8 +79,8 @@ def down(kind: str, client: DefaultAsyncHttpxClient) -> STTService:
     return OpenAISTTService(api_key="any", base_url=f"{address}/v1", http_client=client)
 
 
-async def call_beside(kind: str) -> tuple[list[str], float, float]:
-    """A call whose rescue is down: what is heard, and how long its beginning and its end last."""
+async def rescue_that_is_down_delays_nothing(kind: str) -> None:
+    """Neither the call's beginning, nor its end, nor a transcript that is late."""
     now = asyncio.get_running_loop().time
     async with (
         DefaultAsyncHttpxClient() as client,
@@ -105,13 +98,14 @@ async def call_beside(kind: str) -> tuple[list[str], float, float]:
         await stack.aclose()
         ended_secs = now() - ended_at
     print(f"\n{kind}: ready after {ready_secs:.2f} s, ended after {ended_secs:.2f} s")
-    return phone.said, ready_secs, ended_secs
+    assert phone.said == [DELIVER, SUNDAY]
+    assert max(ready_secs, ended_secs) < 1.0
 
 
-async def test_rescue_that_is_down_delays_nothing() -> None:
-    """Neither the call's beginning, nor its end, nor a transcript that is late."""
-    calls = await asyncio.gather(call_beside("deepgram"), call_beside("openai"))
-    for said, ready_secs, ended_secs in calls:
-        assert said == [DELIVER, SUNDAY]
-        assert max(ready_secs, ended_secs) < 1.0
+async def test_rescues_that_stream_send_retry_after_or_are_down() -> None:
+    async with asyncio.TaskGroup() as calls:
+        calls.create_task(deepgram_rescues_deepgram())
+        calls.create_task(rescue_that_sends_retry_after_is_not_asked_before())
+        for kind in ("deepgram", "openai"):
+            calls.create_task(rescue_that_is_down_delays_nothing(kind))
     gc.collect()
