@@ -28,19 +28,26 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(120)
-def test_every_arrangement_is_compared_and_costed() -> None:
-    found = bench("--turns", "8", "--calls", "4", "--profile", "gpt-4.1", "--rounds", "3", "--json")
+def test_every_arrangement_sees_the_same_trace_and_is_costed(tmp_path: Path) -> None:
+    """Two turns of ten take 1.2 s: those that were asked first."""
+    lines = [f"{9 - n},{1.2 if n > 7 else 0.1}" for n in range(10)]
+    (tmp_path / "trace.csv").write_text("\n".join(["at,hosted_secs", *lines]))
+    found = bench("--trace", str(tmp_path / "trace.csv"), "--calls", "1", "--rounds", "3", "--json")
     assert found.returncode == 0, found.stderr
-    assert re.search(r"^gpt-4.1: 50 %$", found.stderr, re.M)
+    assert re.search(r"^\S+: 50 %$", found.stderr, re.M)
     assert re.search(r"^processor time: 100 %$", found.stderr, re.M)
     kept = json.loads(found.stdout)
     rows = {row["arrangement"]: row for row in kept["compared"]}
     assert list(rows) == list(ARRANGEMENTS)
     for row in rows.values():
-        assert (row["turns"], row["unanswered"]) == (8, 0)
+        assert (row["turns"], row["unanswered"]) == (10, 0)
         assert 0 < row["p50_secs"] <= row["p95_secs"] <= row["p99_secs"] <= row["max_secs"]
-    bare, race = rows["bare service"], rows["race(2)"]
-    assert (bare["extra_requests"], bare["wasted_tokens"]) == (0, 0)
+    for name in ("bare service", "LLMSwitcher, failover", "fallback()"):
+        assert rows[name]["extra_requests"] == 0
+        assert rows[name]["p50_secs"] == pytest.approx(0.1, abs=0.3)
+        assert rows[name]["max_secs"] == pytest.approx(1.2, abs=0.4)
+    race = rows["race(2)"]
+    assert rows["bare service"]["wasted_tokens"] == 0
     assert 0 < race["extra_requests"] <= 1  # a busy event loop sends fewer hedges
     assert race["wasted_tokens"] > 0
     assert 0 <= rows["adaptive(5 %)"]["extra_requests"] < 1
@@ -65,18 +72,3 @@ def test_every_arrangement_is_compared_and_costed() -> None:
         # a token does not pay for what is done once a turn
         assert costs["token"][name]["median_secs"] < turn["median_secs"]
     assert costs["turn"]["adaptive(5 %)"]["over_bare"] > 1
-
-
-@pytest.mark.timeout(120)
-def test_all_arrangements_see_the_same_trace(tmp_path: Path) -> None:
-    """Two turns of ten take 1.2 s: those that were asked first."""
-    rows = [f"{9 - n},{1.2 if n > 7 else 0.1}" for n in range(10)]
-    (tmp_path / "trace.csv").write_text("\n".join(["at,hosted_secs", *rows]))
-    found = bench("--trace", str(tmp_path / "trace.csv"), "--calls", "1", "--rounds", "1", "--json")
-    assert found.returncode == 0, found.stderr
-    rows = {row["arrangement"]: row for row in json.loads(found.stdout)["compared"]}
-    assert list(rows) == list(ARRANGEMENTS)
-    for name in ("bare service", "LLMSwitcher, failover", "fallback()"):
-        assert (rows[name]["turns"], rows[name]["extra_requests"]) == (10, 0)
-        assert rows[name]["p50_secs"] == pytest.approx(0.1, abs=0.3)
-        assert rows[name]["max_secs"] == pytest.approx(1.2, abs=0.4)

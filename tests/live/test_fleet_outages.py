@@ -125,14 +125,12 @@ class Trouble:
         name: What it is called here.
         begin: Brings it about.
         end: Mends it.
-        is_said: Whether it is logged.
         loses: Whether the Redis loses what it had counted.
     """
 
     name: str
     begin: Callable[[RedisServer], object]
     end: Callable[[RedisServer], object]
-    is_said: bool = True
     loses: bool = False
 
 
@@ -142,7 +140,6 @@ def commanded(*commands: str) -> Callable[[RedisServer], object]:
 
 KILLED = Trouble("killed", RedisServer.kill, RedisServer.start, loses=True)
 STOPPED = Trouble("stopped", RedisServer.hang, RedisServer.go_on)
-SLOW = Trouble("slow", commanded("CLIENT PAUSE 400 ALL"), lambda _: None, is_said=False)
 ANOTHER_PASSWORD = Trouble(
     "another password",
     commanded("CONFIG SET requirepass another", "CLIENT KILL TYPE normal SKIPME yes"),
@@ -177,19 +174,10 @@ class Unsure(RedisStore):
 
 
 @pytest.mark.parametrize(
-    ("trouble", "begins"),
-    [
-        (STOPPED, "at the start"),
-        (STOPPED, "in mid-call"),
-        (KILLED, "in mid-call"),
-        (SLOW, "in mid-call"),
-        (ANOTHER_PASSWORD, "in mid-call"),
-    ],
-    ids=lambda value: value.name if isinstance(value, Trouble) else value,
+    "trouble", [STOPPED, KILLED, ANOTHER_PASSWORD], ids=lambda trouble: trouble.name
 )
 async def test_no_turn_waits_for_a_redis_in_trouble(
     trouble: Trouble,
-    begins: str,
     server: RedisServer,
     logged: list[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -214,25 +202,20 @@ async def test_no_turn_waits_for_a_redis_in_trouble(
 
     async with scripted_providers(a):
         bare = a.service()
-        async with Line(bare) as beside:
-            if begins == "at the start":
-                await asyncio.to_thread(trouble.begin, server)
-            async with call(server, a, store=store) as (line, _):
-                waits = await turns(line, beside) if begins == "in mid-call" else []
-                if begins == "in mid-call":
-                    await asyncio.to_thread(trouble.begin, server)
-                waits += await turns(line, beside)
-                await asyncio.to_thread(trouble.end, server)
-                waits += await turns(line, beside)
-                if trouble.is_said:
-                    await until(lambda: len(logged) > 1)
+        async with Line(bare) as beside, call(server, a, store=store) as (line, _):
+            waits = await turns(line, beside)
+            await asyncio.to_thread(trouble.begin, server)
+            waits += await turns(line, beside)
+            await asyncio.to_thread(trouble.end, server)
+            waits += await turns(line, beside)
+            await until(lambda: len(logged) > 1)
         await close(bare)
     worst = max(hedged - bare for hedged, bare in waits)
     (counted,) = server.counted().values()
     answers = len(a.requests) - len(waits)
-    print(f"{trouble.name} {begins}: {worst:.3f} s, {counted} of {answers}, {store.unsure} unsure")
+    print(f"{trouble.name}: {worst:.3f} s, {counted} of {answers}, {store.unsure} unsure")
     assert worst < NOISE_SECS, waits
     said = [line.partition(":")[0] for line in logged]
-    assert said == (["WARNING", "INFO"] if trouble.is_said else [])
-    lost = TURNS if trouble.loses and begins == "in mid-call" else 0
+    assert said == ["WARNING", "INFO"]
+    lost = TURNS if trouble.loses else 0
     assert answers - lost - store.unsure <= counted <= answers

@@ -49,12 +49,6 @@ async def of_both_wires(
     return [["".join(a.provider for a in r.attempts) + (r.winner or "-") for r in c] for c in calls]
 
 
-async def test_keep_alives_are_silence_and_teach_impatience() -> None:
-    mosts = [3.3, 1.8, *[0.3] * 2]
-    for asked in await of_both_wires(Reply("keeps alive"), HedgePolicy.adaptive(), mosts):
-        assert [providers[0] for providers in asked[2:]] == ["b", "b"]
-
-
 async def test_model_that_thinks_is_heard_once_its_time_is_known() -> None:
     """One that was cut still thinks when the next turn begins, and is not asked beside that."""
     policy = HedgePolicy.adaptive(order="given")
