@@ -89,21 +89,13 @@ def each(*places: int) -> frozenset[int]:
 
 LEDGERS = {
     "as counted": Ledger(),
-    "first": Ledger(each(0)),
-    "middle": Ledger(each(2)),
-    "last": Ledger(each(5)),
     "two in a row": Ledger(each(2, 3)),
     "first two": Ledger(each(0, 1)),
-    "silence as sound": fewer(always(Says(only_silence=True))),
     "endless silence as sound": fewer(always(Says(only_silence=True, end_secs=None))),
-    "fails": fewer(always(Says(fails=True))),
-    "stops after four words": fewer(always(Says(stops_after=4))),
     "second voice at 24 kHz": fewer(second={"sample_rate": 24000}),
-    "second voice at 8 kHz": fewer(second={"sample_rate": 8000}),
     "no word times": fewer(first={"times_words": False}),
     "one at a time": fewer(first={"pause_frame_processing": True}),
     "three voices": Ledger(each(0, 3), voices=3),
-    "sentences of 2 to 16 words": Ledger(text=unlike),
     "sentences of 2 to 16 words, two in a row": Ledger(each(0, 1, 4, 5), text=unlike),
 }
 
