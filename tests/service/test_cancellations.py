@@ -96,19 +96,21 @@ async def test_turn_ends_at_once_and_the_next_works(
     """By an interruption, a speculation that is withdrawn, or the session's end."""
     is_speculation = end is EagerEndOfTurnCancelFrame
     members = both(point)[: 1 if is_speculation else 2]  # the second is not asked so early
-    async with Line(hedged(*members, commit=commit)) as line:
+    async with Line(hedged(*members, commit=commit, fallback_text="Sorry.")) as line:
         await line.send(LLMContextFrame(said(), speculation=is_speculation))
         await asyncio.sleep(HUNG_AT)
         await line.send(end())
         assert await over(line, *members) <= CLOSE_SECS * 1.01
         report = line.reports[0]
         assert report.outcome == ("withdrawn" if is_speculation else "interrupted")
+        assert report.degraded_reason is None
         assert {attempt.outcome for attempt in report.attempts} <= {"interrupted", "superseded"}
         if end is CancelFrame:
             return
         assert line.framing.count("<") == line.framing.count(">") == (not is_speculation)
         assert bool(line.framing) is not is_speculation
         before = line.text
+        assert "Sorry" not in before
         await line.ask()
     assert (line.text, line.errors) == (before + "Hello again.", [])
 

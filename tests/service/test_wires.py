@@ -244,6 +244,7 @@ CASES: list[tuple[list[bytes], WireEvent, str]] = [
     ([chat(tool_calls=["no"])], NEW, ""),
     ([chat(audio={"id": "a"})], NEW, ""),
     ([sse(choices="odd")], NEW, ""),
+    ([sse(choices=[{"text": "Hi"}])], NEW, ""),
     # Messages.
     ([block("text", text="Hi")], HI, "delta"),
     ([claude("input_json_delta", partial_json="{")], PART, "delta"),
