@@ -1,10 +1,8 @@
 """One turn as a race: a pure state machine, and its drivers in real and virtual time."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 from pipecat_hedge.race.attempt import Attempt
 from pipecat_hedge.race.continuation import Continuation
+from pipecat_hedge.race.driver import AttemptSink
 from pipecat_hedge.race.errors import (
     AllProvidersFailed,
     AttemptError,
@@ -40,12 +38,9 @@ from pipecat_hedge.race.reports import (
     TranscriptReport,
     TurnReport,
 )
+from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.race.usable import is_usable_text
 from pipecat_hedge.race.virtual import Latency, run_virtual
-
-if TYPE_CHECKING:
-    from pipecat_hedge.race.driver import AttemptSink
-    from pipecat_hedge.race.task_scope import TaskScope
 
 __all__ = [
     "TIERS",
@@ -85,13 +80,3 @@ __all__ = [
     "missing_extra",
     "run_virtual",
 ]
-
-
-_RUNNING_TASKS = {"AttemptSink": "driver", "TaskScope": "task_scope"}
-"""Only what runs tasks loads asyncio; whatif runs none."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _RUNNING_TASKS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_RUNNING_TASKS[name]}"), name)
