@@ -72,7 +72,6 @@ class Setup:
     late_secs: float = 0.0
     retries: int = 0
     deadline_secs: float | None = None
-    recovering: str | None = None
     jitter: float = 0.0
     is_speculative: bool = False
     rejection_secs: float | None = None
@@ -97,7 +96,6 @@ class Setup:
             max_attempts=self.policy.max_attempts,
             commit_on=self.commit_on,
             deadline_secs=self.deadline_secs,
-            recovering=self.recovering,
             jitter=self.jitter,
             is_speculative=self.is_speculative,
             rejection_secs=self.rejection_secs,
@@ -134,7 +132,6 @@ THREE = Setup(HedgePolicy.fallback(3), "abc")
 BY_SENTENCE = replace(FALLBACK, commit_on="first_sentence")
 IMPATIENT = replace(FALLBACK, stall_secs=3.0)
 OF_THREE = Setup(HedgePolicy.after(0.6, max_attempts=3), "abc")
-RECOVERING = replace(OF_THREE, recovering="b")
 RETRYING = replace(FALLBACK, candidates="a", retries=2)
 REJECTING = replace(RACE, stall_secs=3.0, rejection_secs=0.0)
 LAST = Setup(HedgePolicy.race(1), stall_secs=3.0, timeout_secs=30.0)
@@ -439,18 +436,22 @@ SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
         (0.1, HedgeEligibilityChanged({"b": "is down", "c": "is full"}, {"b": 2})),
         (0.1, AttemptFailed(0, NOT_CONNECTED), Launch(1, "c", "failure")),
     ),
-    "a recovering one replaces failures last": (
-        RECOVERING,
-        (0.1, HedgeEligibilityChanged({"b": "is busy", "c": "is busy"})),
+    "the most reluctant replaces failures last": (
+        OF_THREE,
+        (0.1, HedgeEligibilityChanged({"b": "is busy", "c": "is busy"}, {"b": 1})),
         (0.1, AttemptFailed(0, NOT_CONNECTED), Launch(1, "c", "failure")),
         (0.2, AttemptFailed(1, NOT_CONNECTED), Launch(2, "b", "failure")),
     ),
     "but before one that is unhealthy": (
-        RECOVERING,
-        (0.1, HedgeEligibilityChanged({"c": "is full"}, {"c": 3})),
+        OF_THREE,
+        (0.1, HedgeEligibilityChanged({"c": "is full"}, {"b": 1, "c": 3})),
         (0.1, AttemptFailed(0, NOT_CONNECTED), REPLACEMENT),
     ),
-    "a recovering one gets a hedge in its turn": (RECOVERING, (0.6, TimerFired(), HEDGE)),
+    "a reluctant one gets a hedge in its turn": (
+        OF_THREE,
+        (0.1, HedgeEligibilityChanged({}, {"b": 1})),
+        (0.6, TimerFired(), HEDGE),
+    ),
     # ---- hedges that the budget puts off
     "a deferred hedge is sent when there is budget": (
         Setup(HedgePolicy(rule=PutOff(until=0.75), name="put off"), stall_secs=3.0),

@@ -116,7 +116,6 @@ class Race:
         max_attempts: int,
         commit_on: CommitOn = "first_token",
         deadline_secs: float | None = None,
-        recovering: str | None = None,
         jitter: float = 0.0,
         is_speculative: bool = False,
         rejection_secs: float | None = None,
@@ -131,8 +130,6 @@ class Race:
             max_attempts: The most requests to make, at least 1.
             commit_on: What an attempt must have to win.
             deadline_secs: The time within which the turn must have a winner; None is unlimited.
-            recovering: The provider with a half-open breaker. It gets a request only beside another
-                provider.
             jitter: A random number from 0 to 1, which shortens the pauses before retries.
             is_speculative: Whether the caller's turn may still go on. Until ``TurnConfirmed`` only
                 failed attempts are replaced, and no time counts.
@@ -140,7 +137,7 @@ class Race:
                 another attempt's rejection of the prompt, or empty answer; None waits for them.
             make_attempt: Creates an attempt's record, for a driver with state of its own.
         """
-        self._slots = SlotQueue(candidates, max_attempts, recovering)
+        self._slots = SlotQueue(candidates, max_attempts)
         self._replaces_silent = max_attempts > 1
         self._rule = rule
         self._commit_on = commit_on

@@ -17,18 +17,16 @@ class SlotQueue:
         excluded: The providers that are asked no more, except to repeat a request.
     """
 
-    def __init__(self, candidates: Sequence[Slot], attempts: int, recovering: str | None):
+    def __init__(self, candidates: Sequence[Slot], attempts: int):
         """Create the queue.
 
         Args:
             candidates: The slots, in the order of use.
             attempts: The most slots to use.
-            recovering: The provider with a half-open breaker, which is used last; or None.
         """
         self._slots = list(candidates)
         self._spare = attempts
         self._refunds = len({slot.provider for slot in candidates}) - 1
-        self._recovering = recovering
         self.excluded = set[str]()
         self.eligibility = HedgeEligibilityChanged({})
 
@@ -96,12 +94,12 @@ class SlotQueue:
         """The index of the next slot.
 
         A hedge takes the first provider that accepts hedges, or else the first one. A replacement
-        takes the least reluctant provider; a half-open one comes after healthy ones. A provider
-        without room comes last: it may be asked only to repeat a request.
+        takes the least reluctant provider. A provider without room comes last: it may be asked only
+        to repeat a request.
         """
         eligibility = self.eligibility
         if reason == "primary" or not (
-            eligibility.reasons or eligibility.reluctance or eligibility.full or self._recovering
+            eligibility.reasons or eligibility.reluctance or eligibility.full
         ):
             return 0
 
@@ -109,7 +107,6 @@ class SlotQueue:
             provider = self._slots[index].provider
             if reason == "hedge":
                 return provider in eligibility.full, provider in eligibility.reasons
-            reluctance = max(eligibility.reluctance.get(provider, 0), provider == self._recovering)
-            return provider in eligibility.full, reluctance
+            return provider in eligibility.full, eligibility.reluctance.get(provider, 0)
 
         return min(range(len(self._slots)), key=rank)

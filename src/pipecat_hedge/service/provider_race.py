@@ -249,15 +249,14 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
                 )
                 for slot in candidates
             ]
-        # A recovery request is an additional attempt.
-        recovering = self._recovering if len(planned.order) > 1 else None
+        # A recovery request is an additional attempt beside another provider's.
+        has_recovery = self._recovering is not None and len(planned.order) > 1
         return Race(
             candidates,
             planned.plan.rule,
-            max_attempts=self.policy.max_attempts + (recovering is not None),
+            max_attempts=self.policy.max_attempts + has_recovery,
             commit_on=self.spec.commit_on,
             deadline_secs=self.policy.deadline_secs,
-            recovering=recovering,
             jitter=random.random(),
             is_speculative=self.is_speculative,
             rejection_secs=self.spec.rejection_secs,
