@@ -28,6 +28,7 @@ from pipecat_hedge.providers.backends import Backend
 from pipecat_hedge.providers.latency import SILENT_SECS, LatencyEstimate
 from pipecat_hedge.providers.registry import ProviderRegistry
 from pipecat_hedge.providers.slow_period import late_secs
+from pipecat_hedge.race.attempt import Attempt
 from pipecat_hedge.race.events import CommitOn, Launch, LaunchRule
 
 PROMPT_TOKENS = 2_000
@@ -84,12 +85,12 @@ class Plan:
         self.order = tuple(sorted(self.order, key=last.__contains__))
 
     def launched(
-        self, launch: Launch, now: float | None = None, *, is_waiting: bool = True
+        self, launch: Launch | Attempt, now: float | None = None, *, is_waiting: bool = True
     ) -> None:
         """Pay for an attempt if it is an extra request before commit.
 
         Args:
-            launch: The attempt.
+            launch: The attempt, or its launch.
             now: Time in seconds; None as for ``plan_turn``.
             is_waiting: Whether no answer is committed; a later attempt is a rescue and is not paid
                 for.

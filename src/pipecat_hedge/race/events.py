@@ -135,13 +135,11 @@ class Launch:
         attempt: The attempt's number within the turn, from 0.
         provider: The provider's name.
         reason: Why the attempt is launched.
-        detail: The launch rule's reason, if it was consulted.
     """
 
     attempt: int
     provider: str
     reason: LaunchReason
-    detail: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -380,7 +380,7 @@ class Race:
         slot = self._slots.take(reason)
         attempt = self._make_attempt(len(self._attempts), slot, reason, now, detail)
         self._attempts.append(attempt)
-        self._commands.append(Launch(attempt.number, attempt.provider, reason, detail))
+        self._commands.append(Launch(attempt.number, attempt.provider, reason))
 
     def _reconsider(self, now: float) -> None:
         """Apply what is due by now and set the next wake time."""

@@ -468,10 +468,11 @@ class HedgedLLMService(HostingLLMService):
             has_tools=bool(context.tools),
             choice=choice,
         )
+        race = self._race(spec, self._rejections["turns"])
         turn = Turn(
             self._turns,
             context,
-            self._race(spec, self._rejections["turns"]),
+            race,
             self,
             AnswerOptions(output, self.may_wait, self._options.token_budget.answer),
             self._tracer.begin(self._turns, self.policy.name, self.tier),
@@ -487,8 +488,8 @@ class HedgedLLMService(HostingLLMService):
                 await self._report_failure(turn.failure)
                 if self.policy.fallback_text and not turn.has_answered:
                     await self.push_frame(LLMTextFrame(self.policy.fallback_text))
-            if (usage := turn.winner_usage) is not None:
-                await self.start_llm_usage_metrics(usage)
+            if (winner := race.winner) is not None and winner.stats.usage is not None:
+                await self.start_llm_usage_metrics(winner.stats.usage)
             await self.stop_processing_metrics()
             await self.push_frame(LLMFullResponseEndFrame())
 
@@ -503,7 +504,7 @@ class HedgedLLMService(HostingLLMService):
                     if not ended:
                         await end()
                 finally:
-                    await self._note_failures(self._rejections["turns"], turn.errors, turn.answered)
+                    await self._note_failures(self._rejections["turns"], race.errors, race.answered)
             finally:
                 filler = self._voice.filler()
                 if question is not None and turn.whole_answer:

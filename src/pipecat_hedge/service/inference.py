@@ -8,7 +8,6 @@ from typing import Any
 from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge.race.driver import AttemptSink
-from pipecat_hedge.race.events import Launch
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.portable import prompt_of
 from pipecat_hedge.service.provider_race import ProviderAttempt, ProviderRace, TurnHost
@@ -53,7 +52,6 @@ class Inference(TurnHost[str, ServiceAdapter]):
 
     async def send(
         self,
-        launch: Launch,
         attempt: ProviderAttempt,
         sink: AttemptSink[str],
         instance: ServiceAdapter,

@@ -127,9 +127,7 @@ class ProviderAttempt(Attempt):
 class TurnHost(Protocol[T, B]):
     """The owner of a race: a turn, an inference or a proxied request."""
 
-    async def send(
-        self, launch: Launch, attempt: ProviderAttempt, sink: AttemptSink[T], instance: B
-    ) -> None:
+    async def send(self, attempt: ProviderAttempt, sink: AttemptSink[T], instance: B) -> None:
         """Send a request through an instance and post its events. Close it when cancelled."""
         ...
 
@@ -406,9 +404,9 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         try:
             self._observe(attempt)
             adapter = await self._take_instance(attempt)
-            self._report_sent(launch, attempt)
+            self._report_sent(attempt)
             with working_as(self._work_of(attempt.number, attempt.reason)):
-                await self._host.send(launch, attempt, sink, adapter)
+                await self._host.send(attempt, sink, adapter)
         except Exception as e:
             error = exception_error(e, has_begun=attempt.stats.has_begun)
             sink.failed(error)
@@ -444,10 +442,10 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         self._driver.stop(loser)
         await self._driver.wait_for([loser])
 
-    def _report_sent(self, launch: Launch, attempt: ProviderAttempt) -> None:
+    def _report_sent(self, attempt: ProviderAttempt) -> None:
         attempt.sent_at = self._loop.time()
         is_waiting = self.race is not None and self.race.winner is None
-        self._planned.plan.launched(launch, attempt.sent_at, is_waiting=is_waiting)
+        self._planned.plan.launched(attempt, attempt.sent_at, is_waiting=is_waiting)
         if not self.spec.whole_answers:
             backend = self._backend(attempt.provider)
             self._stats.sent(backend, attempt, self.spec.prompt_tokens)

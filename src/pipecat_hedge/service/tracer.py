@@ -9,7 +9,7 @@ from pipecat.processors.frame_processor import FrameProcessorSetup
 from pipecat.services.llm_service import LLMService
 
 from pipecat_hedge.race.attempt import Attempt
-from pipecat_hedge.race.events import Commit, Continue, Launch, StreamBroken
+from pipecat_hedge.race.events import Commit, Continue, StreamBroken
 from pipecat_hedge.race.reports import TurnReport
 
 
@@ -17,9 +17,9 @@ class RaceTrace:
     """Traces one race."""
 
     def request(
-        self, launch: Launch, service: LLMService[Any], model: str | None
+        self, attempt: Attempt, service: LLMService[Any], model: str | None
     ) -> AbstractContextManager[Any]:
-        """Return a context in which the request of ``launch`` is sent."""
+        """Return a context in which an attempt's request is sent."""
         return nullcontext()
 
     def command(self, command: Commit | Continue | StreamBroken, attempt: Attempt) -> None:

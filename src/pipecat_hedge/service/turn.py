@@ -11,7 +11,6 @@ from typing import Protocol
 from uuid import uuid4
 
 from pipecat.frames.frames import Frame, LLMTextFrame
-from pipecat.metrics.metrics import LLMTokenUsage
 from pipecat.processors.aggregators.llm_context import (
     LLMContext,
     LLMContextMessage,
@@ -21,8 +20,8 @@ from pipecat_hedge.policy.turn_route import RoutedTurn
 from pipecat_hedge.providers.survival import SurvivalCurve
 from pipecat_hedge.race.continuation import Continuation
 from pipecat_hedge.race.driver import AttemptSink
-from pipecat_hedge.race.errors import AllProvidersFailed, AttemptError
-from pipecat_hedge.race.events import Commit, Continue, Launch, StreamBroken
+from pipecat_hedge.race.errors import AllProvidersFailed
+from pipecat_hedge.race.events import Commit, Continue, StreamBroken
 from pipecat_hedge.race.reports import DrainedAnswer, FillerReport, TurnReport
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.output_buffer import Break, OutputBuffer
@@ -217,22 +216,6 @@ class Turn:
         """The distribution of this turn's wait from its start; None if it does not wait."""
         return self._race.wait_from(self._record.started_at)
 
-    @property
-    def winner_usage(self) -> LLMTokenUsage | None:
-        """The winner's own token counts, or None if it sent none."""
-        winner = self._race.winner
-        return None if winner is None else winner.stats.usage
-
-    @property
-    def errors(self) -> list[tuple[str, AttemptError]]:
-        """Every failed provider with its error, whatever the turn's outcome."""
-        return self._race.errors
-
-    @property
-    def answered(self) -> set[str]:
-        """The providers that have begun to answer."""
-        return self._race.answered
-
     def end_speculation(self, *, is_confirmed: bool) -> None:
         """End the speculation on the end of the caller's turn.
 
@@ -267,7 +250,6 @@ class Turn:
 
     async def send(
         self,
-        launch: Launch,
         attempt: ProviderAttempt,
         sink: AttemptSink[Piece],
         instance: ServiceAdapter,
@@ -281,7 +263,7 @@ class Turn:
         if addition:
             sink.await_rest(lambda piece: _adds(piece, rest))
         try:
-            with self.trace.request(launch, instance.service, instance.model):
+            with self.trace.request(attempt, instance.service, instance.model):
                 await instance.answer(
                     self._prompt,
                     sink,

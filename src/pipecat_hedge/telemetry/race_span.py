@@ -19,7 +19,7 @@ from pipecat.utils.tracing.service_attributes import add_llm_span_attributes
 from pipecat.utils.tracing.tracing_context import TracingContext
 
 from pipecat_hedge.race.attempt import Attempt
-from pipecat_hedge.race.events import Commit, Continue, Launch, StreamBroken
+from pipecat_hedge.race.events import Commit, Continue, StreamBroken
 from pipecat_hedge.race.reports import FillerReport, TurnReport
 from pipecat_hedge.service.tracer import RaceTrace, Tracer
 from pipecat_hedge.telemetry.span_attributes import (
@@ -95,12 +95,12 @@ class RaceSpan(RaceTrace):
         self._began_at, self._began_ns = self._loop.time(), began_ns
 
     def request(
-        self, launch: Launch, service: LLMService[Any], model: str | None
+        self, attempt: Attempt, service: LLMService[Any], model: str | None
     ) -> AbstractContextManager[Any]:
         """See ``RaceTrace``."""
         now_ns = self._now()
         span = self._races.tracer.start_span(
-            f"chat {model or launch.provider}",
+            f"chat {model or attempt.provider}",
             trace.set_span_in_context(self._span),
             trace.SpanKind.CLIENT,
             start_time=now_ns,
@@ -108,7 +108,7 @@ class RaceSpan(RaceTrace):
         if not self._races.has_pipecat_spans:
             add_llm_span_attributes(span, type(service).__name__, model or "unknown")
             span.set_attribute("gen_ai.request.stream", True)
-        self._attempts[launch.attempt] = span, now_ns
+        self._attempts[attempt.number] = span, now_ns
         return trace.use_span(span, record_exception=False, set_status_on_exception=False)
 
     def command(self, command: Commit | Continue | StreamBroken, attempt: Attempt) -> None:

@@ -18,7 +18,6 @@ from pipecat_hedge.race import (
     Continuation,
     Continue,
     DrainedAnswer,
-    Launch,
     StreamBroken,
     TaskScope,
     TurnReport,
@@ -196,7 +195,7 @@ class ProxiedTurn:
     # ---- the attempts
 
     async def send(
-        self, launch: Launch, attempt: ProviderAttempt, sink: AttemptSink[bytes], instance: Upstream
+        self, attempt: ProviderAttempt, sink: AttemptSink[bytes], instance: Upstream
     ) -> None:
         """See ``TurnHost``."""
         answer = self._answers[attempt.number] = _Answer()
