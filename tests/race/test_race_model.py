@@ -174,7 +174,7 @@ class RaceModel(RuleBasedStateMachine):
         """The answer is whole, another attempt continues it, or its time is over."""
         attempt = self.race.attempts[number]
         is_taken_over = any(isinstance(command, (Continue, Fail)) for command in commands)
-        timeout_secs = attempt.timeout_secs
+        timeout_secs = attempt.slot.timeout_secs
         is_active = timeout_secs is not None and attempt.last_progress_at + timeout_secs <= self.now
         if not is_active and attempt.stall_secs is not None:
             assert attempt.last_progress_at + attempt.stall_secs <= self.now, (
@@ -282,7 +282,7 @@ class RaceModel(RuleBasedStateMachine):
     @invariant()
     def silence_has_an_end(self) -> None:
         """If every attempt has a timeout, a wake time is set."""
-        timed = [a.timeout_secs is not None for a in self.race.attempts if a.outcome is None]
+        timed = [a.slot.timeout_secs is not None for a in self.race.attempts if a.outcome is None]
         if timed and all(timed):
             assert self.race.wake_at is not None
 

@@ -24,7 +24,6 @@ class Attempt:
         detail: The launch rule's reason, if it was consulted.
         launched_at: When it was launched, in the race's clock.
         stall_secs: The silence after which another provider gets a request, or None.
-        timeout_secs: The silence after which it counts as failed, or None.
         first_token_at: When its first usable token came, or None.
         last_token_at: When its latest usable token came, or None.
         calling_at: When the latest part of an unfinished tool call came, or None.
@@ -59,7 +58,6 @@ class Attempt:
         "slot",
         "speakable_at",
         "stall_secs",
-        "timeout_secs",
     )
 
     def __init__(
@@ -75,7 +73,6 @@ class Attempt:
         self.slot = slot
         self.provider = slot.provider
         self.stall_secs = slot.stall_secs
-        self.timeout_secs = slot.timeout_secs
         self.reason: LaunchReason = reason
         self.detail = detail
         self.launched_at = launched_at

@@ -454,7 +454,7 @@ class Race:
         last_usable_at = (
             attempt.last_progress_at if attempt is self._winner else attempt.last_usable_at
         )
-        expires = _after(last_usable_at, attempt.timeout_secs)
+        expires = _after(last_usable_at, attempt.slot.timeout_secs)
         if attempt.is_complete and self._phase is Phase.COMMITTED:
             stalls = _after(attempt.last_progress_at, attempt.stall_secs)
             if stalls is not None and (expires is None or stalls < expires):

@@ -54,8 +54,8 @@ class StageReport:
 
     Parameters:
         new_connection: Whether a connection was opened for it, instead of reusing an open one.
-        dns_secs: The duration of the DNS lookup; None for a reused connection, as for the next two.
-        tcp_secs: The duration of the TCP connect; includes the DNS lookup if ``dns_secs`` is None.
+        tcp_secs: The duration of the DNS lookup and TCP connect; None for a reused connection, as
+            for the next one.
         tls_secs: The duration of the TLS handshake.
         written_secs: Until the whole request was written.
         headers_secs: Until the response's headers came.
@@ -64,7 +64,6 @@ class StageReport:
     """
 
     new_connection: bool | None = None
-    dns_secs: float | None = None
     tcp_secs: float | None = None
     tls_secs: float | None = None
     written_secs: float | None = None

@@ -23,7 +23,6 @@ class AttemptStats:
         completed: Whether the answer ended normally, so that ``usage`` is final.
         mended_context: Whether the service removed a message that no provider would accept from its
             copy of the context.
-        first_text_at: When the first answer text came; set only with ``keeps_text``.
         text: The answer's text; set only with ``keeps_text``.
         tool_calls: The tools called, with their arguments.
         keeps_text: Whether the text is needed later.
@@ -40,7 +39,6 @@ class AttemptStats:
     chars: int = 0
     completed: bool = False
     mended_context: bool = False
-    first_text_at: float | None = None
     text: str = ""
     tool_calls: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
     keeps_text: bool = False

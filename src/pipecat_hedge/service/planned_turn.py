@@ -74,7 +74,6 @@ class PlannedTurn(Generic[A]):
         recovering: The half-open provider whose recovery request the turn has claimed, or None. The
             turn must release the claim.
         reason: Why no provider may be used; empty if one may.
-        route_reason: Why the order is not the given one; None if it is.
     """
 
     plan: Plan
@@ -84,7 +83,6 @@ class PlannedTurn(Generic[A]):
     terms: Terms
     recovering: str | None
     reason: str
-    route_reason: str | None
 
 
 def plan_of(
@@ -148,6 +146,7 @@ def plan_of(
         and stats.claim_trial(backends[members.rejecting], now)
     ):
         plan.try_out(members.rejecting)
+    plan.route_reason = "; ".join(filter(None, (spec.choice.reason, plan.route_reason))) or None
     by_name = dict(zip(backends, standings, strict=True))
     name, reason = _first(plan.order, by_name, found.recovering, sheds=terms.sheds)
     # It may be another provider than the plan's first.
@@ -160,7 +159,6 @@ def plan_of(
         terms,
         found.recovering,
         found.reason or reason,
-        "; ".join(filter(None, (spec.choice.reason, plan.route_reason))) or None,
     )
 
 

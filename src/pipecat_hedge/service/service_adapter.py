@@ -419,8 +419,6 @@ class ServiceAdapter:
         self._tail = (self._tail + text)[-MAX_CHARS:]
         if stats.keeps_text:
             stats.text += text
-            if stats.first_text_at is None:
-                stats.first_text_at = asyncio.get_running_loop().time()
         usable = is_usable_text(text)
         if usable:
             stats.record_answer()

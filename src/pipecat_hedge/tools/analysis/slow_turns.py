@@ -215,4 +215,4 @@ def _connecting_secs(attempt: AttemptReport) -> float | None:
     stages = attempt.stages
     if stages is None or not stages.new_connection:
         return None
-    return sum(s or 0.0 for s in (stages.dns_secs, stages.tcp_secs, stages.tls_secs)) or None
+    return sum(s or 0.0 for s in (stages.tcp_secs, stages.tls_secs)) or None

@@ -317,7 +317,6 @@ class ProxiedTurn:
         answer.is_known = answer.is_known and found.is_known
         if stats.keeps_text:
             stats.text += found.text
-            stats.first_text_at = stats.first_text_at or self._loop.time()
         if found.is_usable:
             stats.record_answer()
             answer.is_usable = True
