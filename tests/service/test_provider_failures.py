@@ -25,7 +25,7 @@ from pipecat_hedge.providers import (
 from pipecat_hedge.providers.permits import Permit, Terms
 from pipecat_hedge.race import BreakerReport, Tier
 from pipecat_hedge.service import planned_turn, provider_race
-from pipecat_hedge.service.provider_client import _read_response
+from pipecat_hedge.service.http_listener import trace_response
 from pipecat_hedge.service.provider_stats import shared_stats
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
 from tests.no_harm.virtual import (
@@ -80,7 +80,7 @@ class UsedUp(ScriptedLLMService):
     async def _play(self, *args: Any, **__: Any) -> None:
         left, reset = "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"
         headers: dict[str, str] = {left: "0", reset: f"{USED_UP_SECS:g}s"}
-        await _read_response(httpx.Response(200, headers=headers))
+        await trace_response(httpx.Response(200, headers=headers))
         await super()._play(*args)
 
 

@@ -47,7 +47,7 @@ from pipecat_hedge import (
 from pipecat_hedge.race import DrainedAnswer
 from pipecat_hedge.race.race import OPEN_TIMES
 from pipecat_hedge.service import CONTINUE
-from pipecat_hedge.service.provider_client import _read_response
+from pipecat_hedge.service.http_listener import trace_response
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
 from tests.no_harm.virtual import Scripts
 from tests.service.builders import (
@@ -149,7 +149,7 @@ class Stumbling(ScriptedLLMService):
     """Raises an error in reading a response."""
 
     async def _play(self, *_: Any, **__: Any) -> None:
-        await _read_response(httpx.Response(200))
+        await trace_response(httpx.Response(200))
         raise TypeError("'NoneType' object is not subscriptable")
 
 

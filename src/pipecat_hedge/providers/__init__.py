@@ -5,7 +5,6 @@ from pipecat_hedge.providers.circuit_breaker import CircuitBreakerSettings
 from pipecat_hedge.providers.latency import LatencyEstimate
 from pipecat_hedge.providers.permits import Terms
 from pipecat_hedge.providers.profiles import PROFILES, LatencyProfile
-from pipecat_hedge.providers.rate_limit_headers import used_up_secs
 from pipecat_hedge.providers.registry import OBSERVED_LOSER_INTERVAL, ProviderRegistry
 from pipecat_hedge.providers.stats_store import FileStore, StatsStore
 from pipecat_hedge.providers.survival import SurvivalCurve
@@ -23,5 +22,4 @@ __all__ = [
     "StatsStore",
     "SurvivalCurve",
     "Terms",
-    "used_up_secs",
 ]

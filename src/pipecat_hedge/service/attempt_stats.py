@@ -28,10 +28,8 @@ class AttemptStats:
         keeps_text: Whether the text is needed later.
         silent_text: The text before anything usable: white space and markers.
         first_answer_at: When the first usable text or complete tool call came.
-        has_response: Whether a response has begun, if the service's client can be traced.
         error: Why it failed, if the service reported an error.
         on_answer: Called once, when the first usable text or complete tool call has come.
-        on_used_up: Called with the seconds for which a response says that a rate limit is used up.
         stages: How the request's time divides.
     """
 
@@ -44,10 +42,8 @@ class AttemptStats:
     keeps_text: bool = False
     silent_text: str = ""
     first_answer_at: float | None = None
-    has_response: bool = False
     error: AttemptError | None = None
     on_answer: Callable[[], None] | None = None
-    on_used_up: Callable[[float], None] | None = None
     stages: Stages = field(default_factory=Stages)
 
     @property
@@ -58,7 +54,7 @@ class AttemptStats:
     @property
     def has_begun(self) -> bool:
         """Whether the provider is known to have begun to respond."""
-        return self.has_response or self.chars > 0
+        return self.stages.has_response or self.chars > 0
 
     @property
     def is_empty(self) -> bool:
@@ -72,13 +68,3 @@ class AttemptStats:
             self.stages.record_token()
             if self.on_answer is not None:
                 self.on_answer()
-
-    def record_response(self, used_up_secs: float) -> None:
-        """Record that a response began now.
-
-        Args:
-            used_up_secs: How long the provider's rate limit is used up; 0 if it is not.
-        """
-        self.has_response = True
-        if used_up_secs > 0 and self.on_used_up is not None:
-            self.on_used_up(used_up_secs)

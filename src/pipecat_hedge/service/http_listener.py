@@ -71,7 +71,7 @@ async def trace_response(response: Any) -> None:
     stages = _watched.get()
     if stages is None:
         return
-    stages.record_headers(response.headers)
+    stages.record_headers(response.headers, is_redirect=response.has_redirect_location)
     response.aiter_bytes = partial(_record_chunks, response.aiter_bytes, stages)
 
 

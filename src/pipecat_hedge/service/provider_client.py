@@ -426,7 +426,6 @@ def keepalive_expiry(client: Any) -> float | None:
 
 def trace_client(service: LLMService[Any]) -> None:
     """Make the service's httpx client report a request's stages and headers, if it has one."""
-    report_responses(service)
     if (client := http_client(service)) is not None:
         install_hooks(client)
 

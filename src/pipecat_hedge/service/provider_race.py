@@ -393,7 +393,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         """
         self.race = self._driver = None
         for attempt in self.attempts:
-            attempt.stats.on_answer = attempt.stats.on_used_up = None
+            attempt.stats.on_answer = attempt.stats.stages.on_used_up = None
 
     # ---- one attempt
 
@@ -455,7 +455,7 @@ class ProviderRace(RaceHost[T], Generic[T, A]):
         if self.spec.whole_answers:
             return
         attempt.stats.on_answer = functools.partial(self._on_first_token, attempt)
-        attempt.stats.on_used_up = functools.partial(self._on_used_up, attempt)
+        attempt.stats.stages.on_used_up = functools.partial(self._on_used_up, attempt)
         attempt.is_unmeasured = attempt.provider == self._planned.plan.trial or (
             self._stats.is_unmeasured(attempt.permit.key)
         )

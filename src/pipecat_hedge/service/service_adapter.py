@@ -11,10 +11,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 from loguru import logger
@@ -49,7 +47,6 @@ from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge.providers.permits import NotSent
-from pipecat_hedge.providers.rate_limit_headers import used_up_secs
 from pipecat_hedge.providers.server_queue import ReportsServerLoad
 from pipecat_hedge.race.driver import AttemptSink
 from pipecat_hedge.race.errors import INCOMPLETE_CALL, AttemptError
@@ -65,7 +62,6 @@ from pipecat_hedge.service.provider_client import (
     AcquirePermit,
     SupportsPromptWarmUp,
     attempt_error,
-    capture_responses,
     dialect_of,
     keep_connections_open,
     read_stream_in_one_task,
@@ -307,8 +303,7 @@ class ServiceAdapter:
                     stats.stages, lambda: self._failed or self._has_lost_end
                 )
                 async with in_use:
-                    with capture_responses(partial(_record_response, stats)):
-                        await self.service.process_frame(frame, FrameDirection.DOWNSTREAM)
+                    await self.service.process_frame(frame, FrameDirection.DOWNSTREAM)
                 # Some services report a timeout only by an event, whose handler is a task.
                 await asyncio.sleep(0)
                 if held := self._thought.finish():
@@ -343,8 +338,7 @@ class ServiceAdapter:
         try:
             copied = self._own_copy(context)
             async with self.connection.in_use(stats.stages):
-                with capture_responses(partial(_record_response, stats)):
-                    answer = await self.service.run_inference(copied, **options)
+                answer = await self.service.run_inference(copied, **options)
             stats.completed = True
             if answer is not None and answer.strip():
                 stats.record_answer()
@@ -513,10 +507,6 @@ class ServiceAdapter:
         if self._sink is not None and not self._failed:
             self._failed, self._stats.error = True, error
             self._sink.failed(error)
-
-
-def _record_response(stats: AttemptStats, response: Any) -> None:
-    stats.record_response(used_up_secs(response.headers, time.time()))
 
 
 def _has_lost_connection(error: AttemptError | None) -> bool:

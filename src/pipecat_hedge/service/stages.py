@@ -6,11 +6,13 @@ Unknown values are None, never guesses.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from pipecat_hedge.providers.backends import SIMULATED_HEADER
+from pipecat_hedge.providers.rate_limit_headers import used_up_secs
 from pipecat_hedge.race.reports import StageReport
 from pipecat_hedge.service.wires import BodyReader
 
@@ -36,6 +38,8 @@ class Stages:
         host: The request's host, with the port if it is not the default.
         requested_at: When the client was called.
         keep_alive_secs: The server's keep-alive timeout, if it states one.
+        has_response: Whether a response has begun that is no redirect.
+        on_used_up: Called with the seconds for which a response says that a rate limit is used up.
         is_simulated: Whether the server is known as a simulator.
         deltas: Reads the response's body.
     """
@@ -53,6 +57,8 @@ class Stages:
     host: str | None = None
     requested_at: float | None = None
     keep_alive_secs: float | None = None
+    has_response: bool = False
+    on_used_up: Callable[[float], None] | None = None
     is_simulated: bool = False
     deltas: BodyReader = field(default_factory=BodyReader)
     _began_at: float = 0.0
@@ -77,12 +83,16 @@ class Stages:
         if handler is not None:
             handler(self, asyncio.get_running_loop().time())
 
-    def record_headers(self, headers: Mapping[str, str]) -> None:
+    def record_headers(self, headers: Mapping[str, str], *, is_redirect: bool = False) -> None:
         """Record a response's headers.
 
         Args:
             headers: The headers; lookup must be case-insensitive.
+            is_redirect: Whether the client follows it: if its target fails, nothing has begun.
         """
+        self.has_response |= not is_redirect
+        if self.on_used_up is not None and (secs := used_up_secs(headers, time.time())) > 0:
+            self.on_used_up(secs)
         self.first_byte_at = None  # of a previous request
         self.deltas = BodyReader()
         self.keep_alive_secs = keep_alive_secs(headers)

@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 import re
-import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -21,7 +20,6 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-from pipecat_hedge.providers import used_up_secs
 from pipecat_hedge.race import ConfigurationError, ServerLoad, TaskScope
 from pipecat_hedge.service import AttemptStats, Stages, parsed
 from pipecat_hedge.tools.proxy.request import (
@@ -219,7 +217,6 @@ class _Api(Upstream):
             self.was_reached = True
             await _record(stages, "receive_response_headers.complete")
             stages.record_headers(response.headers)
-            stats.record_response(used_up_secs(response.headers, time.time()))
             if 300 <= response.status < 400:  # would lead the client, and what it sends, elsewhere
                 raise UpstreamError(response.status, {}, None)
             reply.status, reply.headers = response.status, _passed(response.headers)
@@ -423,7 +420,7 @@ class _Cloud(Upstream):
     def _has_replied(self, reply: Reply, stats: AttemptStats, content_type: str) -> None:
         self.was_reached = True
         reply.status, reply.headers = 200, {"content-type": content_type}
-        stats.record_response(0.0)
+        stats.stages.has_response = True
 
     async def reach(self) -> None:
         """Nothing: a cloud has no address to try without a request that costs money."""
