@@ -10,19 +10,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
-from pipecat.frames.frames import Frame, TTSAudioRawFrame, TTSSpeakFrame, TTSStoppedFrame
+from pipecat.frames.frames import (
+    Frame,
+    OutputAudioRawFrame,
+    TTSAudioRawFrame,
+    TTSSpeakFrame,
+    TTSStoppedFrame,
+)
 from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.services.tts_service import TTSService
 
 from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race.events import FillerCause
 from pipecat_hedge.service.pipecat_private import pauses_for_audio
 from pipecat_hedge.voice.audio_file import read_audio
-
-Samples: TypeAlias = npt.NDArray[np.int16]
+from pipecat_hedge.voice.filler_policy import FillerPhrases
 
 EARCON_RATE = 24_000
 AUDIBLE_LEVEL = 33
@@ -37,27 +41,28 @@ class FillerFrame(TTSSpeakFrame):
 
 
 class FillerVoice:
-    """Follows the latest filler through a TTS service.
+    """Speaks phrases through a TTS service, and follows the latest one until it sounds."""
 
-    Attributes:
-        is_sounding: Whether the latest filler has started to play.
-    """
+    most_delay_secs = 5.0
+    """How long after a filler was sent it may begin to play: a slow TTS takes 1 to 3 s."""
 
-    def __init__(self, tts: TTSService):
+    def __init__(self, tts: TTSService, phrases: FillerPhrases):
         """Subscribe to the events of the TTS that speaks the fillers."""
         self._tts = tts
+        self._phrases = phrases
         self._frame: FillerFrame | None = None
         self._is_next = False
         self._context_id: str | None = None
-        self.is_sounding = False
+        self.choices = phrases.choices
         tts.add_event_handler("on_before_process_frame", self._processes)
         tts.add_event_handler("on_tts_request", self._requests)
         tts.add_event_handler("on_before_push_frame", self._pushes)
 
-    def frame(self, text: str) -> FillerFrame:
+    def frame(self, text: str) -> Frame:
         """Create a filler to push, and follow it."""
-        self._frame, self._context_id = FillerFrame(text), None
-        self._is_next, self.is_sounding = False, False
+        self._phrases.mark_spoken(text)
+        self._frame = FillerFrame(text)
+        self._is_next, self._context_id = False, None
         return self._frame
 
     async def cut(self) -> bool:
@@ -66,7 +71,7 @@ class FillerVoice:
         Returns:
             Whether it was withdrawn.
         """
-        if self._frame is None or self.is_sounding:
+        if self._frame is None:
             return False
         if self._context_id is None:
             self._frame.text = ""
@@ -91,36 +96,48 @@ class FillerVoice:
             self._is_next, self._context_id = False, context_id
 
     async def _pushes(self, _: FrameProcessor, frame: Frame) -> None:
-        if self._frame is None or self._context_id is None:
-            return
-        if isinstance(frame, TTSAudioRawFrame) and frame.context_id == self._context_id:
-            self.is_sounding = True
-        elif isinstance(frame, TTSStoppedFrame) and frame.context_id == self._context_id:
+        is_sound = isinstance(frame, (TTSAudioRawFrame, TTSStoppedFrame))
+        if is_sound and frame.context_id == self._context_id:
             self._frame = None
 
 
-def read_earcon(path: str | Path) -> Samples:
-    """Read a short sound to play instead of phrases: mono, 16 bit, at ``EARCON_RATE``.
+class Earcon:
+    """A short sound in place of phrases: mono, 16 bit, at ``EARCON_RATE``."""
 
-    Args:
-        path: An audio file.
+    most_delay_secs = 0.0
 
-    Raises:
-        ConfigurationError: If it is not audio, or is silent; the message names the field.
-    """
-    if not isinstance(path, (str, Path)) or not str(path):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigurationError(
-            f"earcon must be the path of an audio file, got {path!r}: {_REMEDY}"
-        )
-    try:
-        sound = read_audio(Path(path), EARCON_RATE)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"earcon: {error} Or {_REMEDY}.") from error
-    if np.abs(sound.astype(np.int32)).max(initial=0) < AUDIBLE_LEVEL:
-        raise ConfigurationError(
-            f"earcon: {path} is silent or empty. Name another file, or {_REMEDY}"
-        )
-    return sound
+    def __init__(self, path: str | Path):
+        """Read the sound.
 
+        Args:
+            path: An audio file.
 
-_REMEDY = "omit it to use spoken phrases"
+        Raises:
+            ConfigurationError: If it is not audio, or is silent; the message names the field.
+        """
+        remedy = "omit it to use spoken phrases"
+        if not isinstance(path, (str, Path)) or not str(path):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(
+                f"earcon must be the path of an audio file, got {path!r}: {remedy}"
+            )
+        try:
+            sound = read_audio(Path(path), EARCON_RATE)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"earcon: {error} Or {remedy}.") from error
+        if np.abs(sound.astype(np.int32)).max(initial=0) < AUDIBLE_LEVEL:
+            raise ConfigurationError(
+                f"earcon: {path} is silent or empty. Name another file, or {remedy}"
+            )
+        self._sound = sound.astype("<i2").tobytes()
+
+    def choices(self, _: FillerCause) -> list[tuple[str, float]]:
+        """Return its duration, in seconds; it has no text."""
+        return [("", len(self._sound) / 2 / EARCON_RATE)]
+
+    def frame(self, _: str) -> Frame:
+        """Return the sound; the bot does not count as speaking."""
+        return OutputAudioRawFrame(self._sound, EARCON_RATE, 1)
+
+    async def cut(self) -> bool:
+        """Return False: it is played at once."""
+        return False

@@ -89,8 +89,9 @@ class FillerRule:
         turn: int,
         waited_secs: float,
         filler_secs: float,
+        quiet_secs: float = 0.0,
         fillers: int = 0,
-        since_filler_secs: float | None = None,
+        since_filler_secs: float = math.inf,
     ) -> FillerDecision:
         """Decide whether and when to speak, if no answer starts before.
 
@@ -99,16 +100,21 @@ class FillerRule:
             turn: The caller's turn in this call, from 1.
             waited_secs: The time since the wait began.
             filler_secs: The filler's duration.
+            quiet_secs: When the bot falls silent, from the wait's beginning; inf if unknown.
             fillers: Fillers already spoken in this turn.
-            since_filler_secs: The time since the call's previous filler; None if there was none.
+            since_filler_secs: The time since the call's previous filler; inf if there was none.
         """
         if turn < self.not_before_turn:
             return FillerDecision(None, f"no fillers before turn {self.not_before_turn}")
         if fillers >= self.per_turn:
             return FillerDecision(None, f"{fillers} spoken in this turn, the most per turn")
-        earliest = max(waited_secs, self.after_secs)
-        if since_filler_secs is not None:
-            earliest = max(earliest, waited_secs + self.every_secs - since_filler_secs)
+        if quiet_secs == math.inf:
+            return FillerDecision(None, "the bot is speaking")
+        earliest = max(
+            waited_secs,
+            self.after_secs + max(0.0, quiet_secs),
+            waited_secs + self.every_secs - since_filler_secs,
+        )
         needed = filler_secs + self.margin_secs
         at = _first_useful_time(wait, earliest, filler_secs, needed)
         hangs_at = max(earliest, HANG_FACTOR * wait.quantile(1.0 - RARE_SHARE))
@@ -143,18 +149,20 @@ def _first_useful_time(
 class FillerPhrases:
     """The phrases by cause; none is spoken twice in a row."""
 
-    def __init__(self, phrases: Mapping[FillerCause, Sequence[str]] | None = None):
+    def __init__(self, phrases: Mapping[FillerCause, Sequence[str]] | None, rng: random.Random):
         """Check the phrases.
 
         Args:
             phrases: The phrases of each cause; a cause without phrases stays silent. Defaults to a
                 few English ones.
+            rng: Draws them.
 
         Raises:
             ConfigurationError: If a cause is unknown, or a phrase is empty.
         """
         self._phrases = _ENGLISH if phrases is None else phrases
-        self._last: str | None = None
+        self._rng = rng
+        self._last = ""
         if not isinstance(self._phrases, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(
                 'phrases must be lists by cause, such as {"slow": ["One moment."]}, '
@@ -168,26 +176,19 @@ class FillerPhrases:
             if not isinstance(texts, (list, tuple)) or not all(map(_is_phrase, texts)):
                 raise ConfigurationError(f"phrases: {cause} must be a list of phrases, none empty")
 
-    def choices(self, cause: FillerCause, rng: random.Random) -> list[str]:
-        """Return the candidates: a drawn phrase first, then the others, shortest first.
+    def choices(self, cause: FillerCause) -> list[tuple[str, float]]:
+        """Return the candidates and their durations in seconds; the drawn one first.
 
         The previous phrase is excluded, unless it is the only one.
         """
         phrases = self._phrases.get(cause, ())
-        others = [phrase for phrase in phrases if phrase != self._last] or list(phrases)
-        if not others:
-            return []
-        drawn = rng.choice(others)
-        return [drawn, *sorted((p for p in others if p != drawn), key=self.secs)]
+        others = [phrase for phrase in phrases if phrase != self._last] or phrases
+        drawn = self._rng.sample(others, len(others))
+        return [(p, max(len(p.split()) / WORDS_PER_SEC, LEAST_SECS)) for p in drawn]
 
     def mark_spoken(self, phrase: str) -> None:
         """Remember the phrase that was spoken last."""
         self._last = phrase
-
-    @staticmethod
-    def secs(phrase: str) -> float:
-        """Estimate a phrase's duration, in seconds."""
-        return max(len(phrase.split()) / WORDS_PER_SEC, LEAST_SECS)
 
 
 def _is_phrase(phrase: object) -> bool:
