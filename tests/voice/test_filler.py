@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,12 +17,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pipecat.frames.frames import (
     BotStoppedSpeakingFrame,
+    FunctionCallFromLLM,
     FunctionCallInProgressFrame,
+    FunctionCallResultFrame,
+    FunctionCallsStartedFrame,
     InterruptionFrame,
     LLMConfigureOutputFrame,
     LLMContextFrame,
     LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
+    LLMTextFrame,
     OutputAudioRawFrame,
     TTSAudioRawFrame,
     TTSStartedFrame,
@@ -84,6 +89,16 @@ def hedged(*scripts: Sequence[Step], **options: Any) -> HedgedLLMService:
 
 def bare(*scripts: Sequence[Step]) -> LLMService[Any]:
     return ScriptedLLMService(*scripts, model="gpt-4.1")
+
+
+def known_waits(waits: dict[str, float]) -> ProviderStats:
+    """Statistics in which each service or tool has always taken so many seconds."""
+    stats = ProviderStats()
+    for name, secs in waits.items():
+        model = None if name.startswith("tool ") else "gpt-4.1"
+        for _ in range(200):
+            stats.record_wait(Backend(name, model, measures="wait"), secs, None)
+    return stats
 
 
 @pytest.mark.parametrize("make", [hedged, bare])
@@ -165,6 +180,59 @@ async def test_filler_is_withdrawn_before_it_sounds(
     sounds_secs = (answer_secs if is_cut else 0.8) + voice["delay_secs"]
     assert heard_at == pytest.approx(sounds_secs + CHUNK, abs=0.02)
     assert call.line.errors == []
+
+
+class Cancelled(Voice):
+    """Notes which requests it is told to drop."""
+
+    async def on_audio_context_interrupted(self, context_id: str) -> None:
+        self.asked_to_drop = context_id
+
+
+async def test_withdrawn_filler_does_not_hold_up_the_next() -> None:
+    """It was not heard: the least time between two counts from the one before."""
+    scripts = [SLOW] * 12 + [[Wait(0.85), Say(ANSWER)], SLOW]
+    voice = Cancelled(delay_secs=0.3)
+    async with FilledCall(hedged(*scripts), voice=voice) as call:
+        await call.ask(12)
+        await call.ask(gap_secs=5)
+        assert voice.asked_to_drop
+        assert call.spoken_at(await call.ask()) == [pytest.approx(0.8, abs=0.01)]
+
+
+def marker() -> LLMTextFrame:
+    """What a model begins with that says whether the caller has finished."""
+    frame = LLMTextFrame("✓")
+    frame.skip_tts = True
+    return frame
+
+
+@pytest.mark.parametrize("text", [Say("\n\n"), marker()], ids=["blank", "marker"])
+async def test_text_that_is_not_spoken_is_no_answer(text: Step) -> None:
+    """The answer is still awaited, and bridged."""
+    async with FilledCall(bare([Wait(0.3), text, Wait(2.2), Say(ANSWER)])) as call:
+        await call.ask()
+        assert 0.8 <= call.spoken_at(await call.ask())[0] < 2.0
+
+
+async def test_waits_without_an_answer_are_learned() -> None:
+    """Until a tool is called, and at least until the caller interrupts."""
+    stats = ProviderStats()
+    llm = bare(*[[Wait(2.5), Call("look_up")], USUAL] * 12, [Wait(20.0)])
+
+    def share_after(secs: float) -> float:
+        known = stats.latencies()["ScriptedLLMService | gpt-4.1 | waits"]
+        return float(known.estimate(None, by_sentence=False).first_token.share_after(secs))
+
+    async with FilledCall(llm, stats=stats) as call:
+        await call.ask(12)
+        assert share_after(2.0) > 0.3
+        for _ in range(12):
+            await call.line.send(LLMContextFrame(call.context))
+            await asyncio.sleep(4.0)
+            await call.line.interrupt()
+            await asyncio.sleep(1.0)
+        assert share_after(3.0) > 0.3
 
 
 async def test_interruption_ends_the_wait() -> None:
@@ -316,6 +384,18 @@ async def test_interrupted_tool_is_cancelled_in_the_context() -> None:
     assert call.messages[-1]["content"] == "CANCELLED"
 
 
+async def test_answer_after_an_interrupted_tool_is_a_turn_of_its_own() -> None:
+    """It has a filler though the interrupted turn had one."""
+    llm = hedged(*[LOOKS_UP, USUAL] * 12, LOOKS_UP, [Wait(12.0), Say(ANSWER)])
+    async with FilledCall(llm, tool_secs=3.0) as call:
+        await call.ask(12, gap_secs=25)
+        await call.line.send(LLMContextFrame(call.context))
+        await asyncio.sleep(1.0)
+        await call.line.interrupt()
+        await asyncio.sleep(20.0)
+        assert len(call.spoken_at(await call.ask())) == 1
+
+
 async def test_tool_called_in_a_filler_is_cancelled_in_the_context() -> None:
     """Its start is behind the filler when the caller speaks; a flow would wait for it for ever."""
     llm = hedged(SLOW, SLOW, [Wait(1.2), Call("look_up")])
@@ -328,6 +408,46 @@ async def test_tool_called_in_a_filler_is_cancelled_in_the_context() -> None:
         await call.line.interrupt()
         await asyncio.sleep(1)
     assert call.messages[-1]["content"] == '"CANCELLED"'
+
+
+@pytest.mark.parametrize(
+    ("script", "interrupted_at"), [(LOOKS_UP, 0.7), ([Wait(1.2), Call("look_up")], 8.0)]
+)
+async def test_cancelled_tool_has_no_result(script: list[Step], interrupted_at: float) -> None:
+    """Where its start was before the filler, or the filler is over: the context knows of it."""
+    stats = known_waits({"tool look_up": 3.0, "scripted:gpt-4.1": 2.5})
+    options: dict[str, Any] = {"stats": stats, "not_before_turn": 1}
+    async with FilledCall(hedged(script), tool_secs=30.0, **options) as call:
+        call.voice.audio_secs = 1.0
+        await call.line.send(LLMContextFrame(call.context))
+        await asyncio.sleep(interrupted_at)
+        assert len(call.spoken) == 1
+        await call.line.interrupt()
+        await asyncio.sleep(1)
+    assert call.messages[-1]["content"] == "CANCELLED"
+    assert call.line.frames(FunctionCallResultFrame) == []
+
+
+async def test_slowest_of_several_tools_is_announced() -> None:
+    """Though another one has returned before."""
+    stats = known_waits({"tool quick": 0.1, "tool slow": 3.0})
+    calls = [FunctionCallFromLLM(name, name, {}, None) for name in ("quick", "slow")]
+    llm = bare([Wait(0.3), FunctionCallsStartedFrame(calls)])
+    async with FilledCall(llm, stats=stats, not_before_turn=1) as call:
+        await call.line.send(LLMContextFrame(call.context))
+        await asyncio.sleep(0.32)
+        await call.line.send(FunctionCallResultFrame("quick", "quick", {}, "done"))
+        await asyncio.sleep(1)
+    assert len(call.spoken) == 1
+
+
+async def test_waits_for_a_simulator_are_marked() -> None:
+    """So that they are neither saved nor shared."""
+    stats = ProviderStats()
+    stats.mark_simulated(Backend("scripted:gpt-4.1", "gpt-4.1"))
+    async with FilledCall(hedged(LOOKS_UP, USUAL, stats=stats)) as call:
+        await call.ask()
+    assert stats.is_simulated(Backend("tool look_up", measures="wait"))
 
 
 async def test_tool_that_has_ended_is_not_announced() -> None:
@@ -447,6 +567,8 @@ TWO = FillerRule(per_turn=2)
         # At 4.5 s little is left to wait, until the wait is exceptional.
         (LONG, RULE, {"since_filler_secs": 10.5}, 2 * LONG.quantile(0.998)),
         (LONG, RULE, {"since_filler_secs": 60.0}, 0.8),
+        (LONG, RULE, {"quiet_secs": math.inf}, "the bot is speaking"),
+        (LONG, RULE, {"quiet_secs": 1.5}, 2.3),
         # Beyond all observations a wait is exceptional.
         (fixed(1.0), RULE, {"waited_secs": 9.0}, 9.0),
         (ENDED, RULE, {"waited_secs": 3.0}, 4.0),

@@ -8,6 +8,7 @@ import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,6 @@ from loguru import logger
 from pipecat.frames.frames import (
     BotStartedSpeakingFrame,
     BotStoppedSpeakingFrame,
-    CancelFrame,
-    EndFrame,
     Frame,
     FunctionCallCancelFrame,
     FunctionCallInProgressFrame,
@@ -157,7 +156,7 @@ class FillerProcessor(FrameProcessor):
                 self._calls[frame.tool_call_id] = _Call(frame.function_name, _now(), behind)
             case FunctionCallResultFrame() | FunctionCallCancelFrame():
                 await self._tool_ended(frame)
-            case InterruptionFrame() | EndFrame() | CancelFrame():
+            case InterruptionFrame():
                 self._interrupted()
             case BotStartedSpeakingFrame() | BotStoppedSpeakingFrame():
                 is_speaking = isinstance(frame, BotStartedSpeakingFrame)
@@ -266,22 +265,20 @@ class FillerProcessor(FrameProcessor):
         if cause == "slow" and self._hedged is not None and self._hedged.is_failing:
             cause = "failing"
         rule = replace(self._rule, after_secs=BEGIN_SECS) if wait.tools else self._rule
-        curve, now = self._expected(wait), _now()
-        plans: list[tuple[FillerDecision, str, float]] = []
-        for text, secs in () if self._voice is None else self._voice.choices(cause):
-            decision = rule.decide(
-                curve,
-                turn=self._turn.number,
-                waited_secs=now - wait.began_at,
-                quiet_secs=self._quiet_at - wait.began_at,
-                filler_secs=secs,
-                fillers=self._turn.fillers,
-                since_filler_secs=now - self._last_at,
-            )
-            plans.append((decision, text, secs))
+        now = _now()
+        decide = partial(
+            rule.decide,
+            self._expected(wait),
+            turn=self._turn.number,
+            waited_secs=now - wait.began_at,
+            quiet_secs=self._quiet_at - wait.began_at,
+            fillers=self._turn.fillers,
+            since_filler_secs=now - self._last_at,
+        )
+        choices = [] if self._voice is None else self._voice.choices(cause)
         why = "no text-to-speech downstream" if self._voice is None else "no phrase for this cause"
         decision, text, secs = min(
-            plans,
+            [(decide(filler_secs=secs), text, secs) for text, secs in choices],
             key=lambda plan: math.inf if plan[0].at_secs is None else plan[0].at_secs,
             default=(FillerDecision(None, why), "", 0.0),
         )

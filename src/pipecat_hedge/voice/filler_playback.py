@@ -41,7 +41,10 @@ class FillerFrame(TTSSpeakFrame):
 
 
 class FillerVoice:
-    """Speaks phrases through a TTS service, and follows the latest one until it sounds."""
+    """Speaks phrases through a TTS service, and follows the latest one until it sounds.
+
+    It is queued (``_frame``), then at work (``_is_next``), then requested (``_context_id``).
+    """
 
     most_delay_secs = 5.0
     """How long after a filler was sent it may begin to play: a slow TTS takes 1 to 3 s."""
@@ -53,16 +56,18 @@ class FillerVoice:
         self._frame: FillerFrame | None = None
         self._is_next = False
         self._context_id: str | None = None
-        self.choices = phrases.choices
         tts.add_event_handler("on_before_process_frame", self._processes)
         tts.add_event_handler("on_tts_request", self._requests)
         tts.add_event_handler("on_before_push_frame", self._pushes)
 
+    def choices(self, cause: FillerCause) -> list[tuple[str, float]]:
+        """Return the candidates and their durations in seconds; the drawn one first."""
+        return self._phrases.choices(cause)
+
     def frame(self, text: str) -> Frame:
         """Create a filler to push, and follow it."""
         self._phrases.mark_spoken(text)
-        self._frame = FillerFrame(text)
-        self._is_next, self._context_id = False, None
+        self._frame, self._is_next, self._context_id = FillerFrame(text), False, None
         return self._frame
 
     async def cut(self) -> bool:
@@ -71,25 +76,23 @@ class FillerVoice:
         Returns:
             Whether it was withdrawn.
         """
-        if self._frame is None:
+        if self._frame is not None:
+            self._frame.text, self._frame = "", None
+            return True
+        # A service that pauses does not match audio to contexts: late filler audio would be taken
+        # for the answer's.
+        context_id, self._context_id = self._context_id, None
+        if context_id is None or pauses_for_audio(self._tts):
             return False
-        if self._context_id is None:
-            self._frame.text = ""
-            return not self._is_next
-        if pauses_for_audio(self._tts):
-            # Such a service does not match audio to contexts: late filler audio would be taken
-            # for the answer's.
-            return False
-        silence = TTSAudioRawFrame(bytes(2), self._tts.sample_rate, 1, context_id=self._context_id)
-        self._frame = None
-        await self._tts.append_to_audio_context(self._context_id, silence)
-        await self._tts.remove_audio_context(self._context_id)
-        await self._tts.on_audio_context_interrupted(context_id=self._context_id)
+        silence = TTSAudioRawFrame(bytes(2), self._tts.sample_rate, 1, context_id=context_id)
+        await self._tts.append_to_audio_context(context_id, silence)
+        await self._tts.remove_audio_context(context_id)
+        await self._tts.on_audio_context_interrupted(context_id=context_id)
         return True
 
     async def _processes(self, _: FrameProcessor, frame: Frame) -> None:
         if frame is self._frame:
-            self._is_next = True
+            self._frame, self._is_next = None, True
 
     async def _requests(self, _: FrameProcessor, context_id: str, text: str) -> None:
         if self._is_next:
@@ -98,7 +101,7 @@ class FillerVoice:
     async def _pushes(self, _: FrameProcessor, frame: Frame) -> None:
         is_sound = isinstance(frame, (TTSAudioRawFrame, TTSStoppedFrame))
         if is_sound and frame.context_id == self._context_id:
-            self._frame = None
+            self._context_id = None
 
 
 class Earcon:

@@ -116,25 +116,23 @@ class FillerRule:
             waited_secs + self.every_secs - since_filler_secs,
         )
         needed = filler_secs + self.margin_secs
-        at = _first_useful_time(wait, earliest, filler_secs, needed)
         hangs_at = max(earliest, HANG_FACTOR * wait.quantile(1.0 - RARE_SHARE))
-        if at is None or at > hangs_at:
-            left = wait.expected_remaining(earliest)
-            return FillerDecision(
-                hangs_at,
-                f"{left:.2f} s left to wait at {earliest:.2f} s, a filler needs {needed:.2f} s, "
-                f"and {hangs_at:.2f} s would be exceptional",
-            )
-        left = wait.expected_remaining(at)
-        return FillerDecision(
-            at, f"{left:.2f} s left to wait at {at:.2f} s, a filler needs {needed:.2f} s"
-        )
+        at = _first_useful_time(wait, earliest, filler_secs, needed)
+        stated_at = at if at <= hangs_at else earliest
+        left = wait.expected_remaining(stated_at)
+        reason = f"{left:.2f} s left to wait at {stated_at:.2f} s, a filler needs {needed:.2f} s"
+        if at > hangs_at:
+            reason += f", and {hangs_at:.2f} s would be exceptional"
+        return FillerDecision(min(at, hangs_at), reason)
 
 
 def _first_useful_time(
     wait: SurvivalCurve, earliest: float, filler_secs: float, needed: float
-) -> float | None:
-    """Return the first time at which enough wait remains and few answers are about to start."""
+) -> float:
+    """Return the first time at which enough wait remains and few answers are about to start.
+
+    It is infinite if there is none.
+    """
     steps = np.concatenate(([earliest], wait.secs, wait.secs - filler_secs))
     at = np.unique(steps[steps >= earliest])
     shares = wait.share_after(at)
@@ -143,7 +141,7 @@ def _first_useful_time(
     left = wait.area_after(at) / shares
     answered = 1.0 - wait.share_after(at + filler_secs) / shares
     useful = np.flatnonzero((left >= needed) & (answered <= MAX_ANSWERED_SHARE + 1e-9))
-    return float(at[useful[0]]) if useful.size else None
+    return float(at[useful[0]]) if useful.size else math.inf
 
 
 class FillerPhrases:
