@@ -157,7 +157,8 @@ class FillerProcessor(FrameProcessor):
             case FunctionCallResultFrame() | FunctionCallCancelFrame():
                 await self._tool_ended(frame)
             case InterruptionFrame():
-                self._interrupted()
+                self._stop_waiting()
+                self._turn.called.clear()
             case BotStartedSpeakingFrame() | BotStoppedSpeakingFrame():
                 is_speaking = isinstance(frame, BotStartedSpeakingFrame)
                 self._quiet_at = math.inf if is_speaking else _now()
@@ -200,8 +201,9 @@ class FillerProcessor(FrameProcessor):
         """Start to wait for the tools, if the response called any and said nothing."""
         wait = self._wait
         self._stop_waiting()
-        if wait is not None and self._turn.called:
-            self._learn(self._backend, _now() - wait.began_at)
+        if wait is not None:
+            # Without tools it failed, or the caller has interrupted it.
+            self._learn(self._backend, _now() - wait.began_at, censored=not self._turn.called)
             if running := self._turn.called & self._calls.keys():
                 self._start_waiting(*(self._calls[call].name for call in running))
 
@@ -228,12 +230,6 @@ class FillerProcessor(FrameProcessor):
         elif self._voice is not None and await self._voice.cut():
             self._turn.add_reason("but the answer started", was_cut=True)
             self._last_at = -math.inf
-
-    def _interrupted(self) -> None:
-        if self._wait is not None and not self._wait.tools:
-            self._learn(self._backend, _now() - self._wait.began_at, censored=True)
-        self._stop_waiting()
-        self._turn.called.clear()
 
     # ---- the filler
 
