@@ -123,6 +123,20 @@ async def test_only_whole_answers_of_text_are_kept() -> None:
     assert line.text.endswith("Hello, caller.")
 
 
+async def test_answer_that_the_caller_interrupts_is_not_kept() -> None:
+    answers = ExactAnswers(ttl_secs=60)
+    slow = member([Say("Hello, "), Wait(0.5), Say("caller.")])
+    async with Line(racing(slow, answers=[answers])) as line:
+        await line.send(LLMContextFrame(LLMContext([{"role": "user", "content": "Hello?"}])))
+        await line.until(lambda: bool(line.text))
+        await line.interrupt()
+        await line.report()
+        await line.ask()
+        await line.report(2)
+    assert asked_of(line) == [1, 1]
+    assert line.text == "Hello, Hello, caller."
+
+
 @pytest.mark.parametrize(
     ("members", "options", "heard"),
     [
