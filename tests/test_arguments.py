@@ -285,7 +285,7 @@ WEBSOCKET = OpenAIResponsesLLMService(api_key="k")
         row(
             *(hedged, "drained_log is the turn_log, x.jsonl: name another"),
             turn_log="x.jsonl",
-            drained_log="x.jsonl",
+            drained_log=Path("./x.jsonl"),
         ),
         row(hedged, "policy must be a HedgePolicy, got 'race': write", policy="race"),
         row(hedged, "stats must be a ProviderStats, got 'x': write", stats="x"),

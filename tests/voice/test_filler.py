@@ -17,6 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pipecat.frames.frames import (
     BotStoppedSpeakingFrame,
+    EndFrame,
     FunctionCallFromLLM,
     FunctionCallInProgressFrame,
     FunctionCallResultFrame,
@@ -31,6 +32,7 @@ from pipecat.frames.frames import (
     TTSAudioRawFrame,
     TTSStartedFrame,
     TTSTextFrame,
+    UserStartedSpeakingFrame,
 )
 from pipecat.services.llm_service import LLMService
 from pipecat.turns.user_turn_strategies import EagerUserTurnStrategies, UserTurnStrategies
@@ -268,6 +270,19 @@ async def test_interrupted_answer_has_its_end(make: Callable[..., LLMService[Any
     assert call.line.framing == ["<", ">"]
 
 
+async def test_filler_that_was_interrupted_does_not_hold_up_the_next() -> None:
+    """It will not be heard, so the next need not wait until it may have been."""
+    options: dict[str, Any] = {"stats": known_waits({"ScriptedLLMService": 8.0}), "every_secs": 1.0}
+    llm = bare([Wait(8.0), Say(ANSWER)])
+    async with FilledCall(llm, voice=Voice(delay_secs=1.0), not_before_turn=1, **options) as call:
+        await call.line.send(LLMContextFrame(call.context))
+        await asyncio.sleep(1.0)
+        assert len(call.spoken) == 1
+        await call.line.interrupt()
+        await asyncio.sleep(1.0)
+        assert call.spoken_at(await call.ask()) == [pytest.approx(0.8, abs=0.01)]
+
+
 async def test_answer_that_is_not_spoken_has_no_filler() -> None:
     async with FilledCall(hedged(SLOW)) as call:
         await call.line.send(LLMConfigureOutputFrame(skip_tts=True))
@@ -400,6 +415,30 @@ async def test_answer_after_an_interrupted_tool_is_a_turn_of_its_own() -> None:
         await call.line.interrupt()
         await asyncio.sleep(20.0)
         assert len(call.spoken_at(await call.ask())) == 1
+
+
+async def test_turn_after_a_tool_is_new_without_an_interruption() -> None:
+    """Where the caller interrupts nothing, and the tool's result asked for no answer."""
+    stats = known_waits({"tool look_up": 3.0, "ScriptedLLMService": 8.0})
+    options: dict[str, Any] = {"stats": stats, "not_before_turn": 1, "every_secs": 1.0}
+    llm = bare(LOOKS_UP, [Wait(8.0), Say(ANSWER)])
+    async with FilledCall(llm, tool_secs=3.0, **options) as call:
+        call.runs_llm = False
+        await call.ask()
+        assert len(call.spoken) == 1
+        await call.line.send(UserStartedSpeakingFrame())
+        assert len(call.spoken_at(await call.ask())) == 1
+
+
+async def test_nothing_is_said_behind_the_end_of_the_call() -> None:
+    """A tool may end the call; the voice has then closed its connection."""
+    options: dict[str, Any] = {"stats": known_waits({"tool look_up": 3.0}), "not_before_turn": 1}
+    async with FilledCall(bare(LOOKS_UP), tool_secs=6.0, **options) as call:
+        await call.line.send(LLMContextFrame(call.context))
+        await call.line.until(lambda: bool(call.line.frames(FunctionCallInProgressFrame)))
+        await call.line.send(EndFrame())
+        await asyncio.sleep(8.0)
+        assert call.spoken == []
 
 
 async def test_tool_called_in_a_filler_is_cancelled_in_the_context() -> None:

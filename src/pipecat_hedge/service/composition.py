@@ -145,7 +145,7 @@ def write_logs(
     """
     from pipecat_hedge.telemetry.turn_log import write_drained_log, write_turn_log
 
-    if turn_log is not None and turn_log == drained_log:
+    if turn_log and drained_log and Path(turn_log) == Path(drained_log):
         raise ConfigurationError(f"drained_log is the turn_log, {turn_log}: name another file")
     if turn_log is not None:
         write_turn_log(events, policy, turn_log)

@@ -16,6 +16,7 @@ from loguru import logger
 from pipecat.frames.frames import (
     BotStartedSpeakingFrame,
     BotStoppedSpeakingFrame,
+    EndFrame,
     Frame,
     FunctionCallCancelFrame,
     FunctionCallInProgressFrame,
@@ -27,6 +28,7 @@ from pipecat.frames.frames import (
     LLMFullResponseStartFrame,
     LLMTextFrame,
     StartFrame,
+    UserStartedSpeakingFrame,
 )
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.llm_service import LLMService
@@ -156,8 +158,12 @@ class FillerProcessor(FrameProcessor):
                 self._calls[frame.tool_call_id] = _Call(frame.function_name, _now(), behind)
             case FunctionCallResultFrame() | FunctionCallCancelFrame():
                 await self._tool_ended(frame)
-            case InterruptionFrame():
+            case InterruptionFrame() | EndFrame():
                 self._stop_waiting()
+                self._turn.called.clear()
+                if self._quiet_at < math.inf:  # what has not begun to play is dropped
+                    self._quiet_at = _now()
+            case UserStartedSpeakingFrame():  # may come without an interruption
                 self._turn.called.clear()
             case BotStartedSpeakingFrame() | BotStoppedSpeakingFrame():
                 is_speaking = isinstance(frame, BotStartedSpeakingFrame)
@@ -177,8 +183,8 @@ class FillerProcessor(FrameProcessor):
             self._voice = FillerVoice(tts, self._phrases)
         if llm is None or self._voice is None:
             logger.warning(
-                f"{self} stays silent without an LLM service upstream, and a text-to-speech "
-                "downstream or an earcon: put it between the LLM and the text-to-speech"
+                f"{self} needs an LLM service upstream, and a text-to-speech downstream or "
+                "an earcon: put it between the LLM and the text-to-speech"
             )
         self._llm = llm
         if isinstance(llm, HedgedLLMService):
