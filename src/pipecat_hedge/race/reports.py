@@ -335,7 +335,7 @@ class DrainedAnswer:
         model: The model's name; None if the service has none.
         text: Its answer's text.
         complete: Whether it finished; if not, the next turn or an interruption ended it.
-        ttft_secs: From its launch to its first token; None if none came.
+        ttft_secs: From its launch to its first usable token; None if none came.
         duration_secs: From its launch to its end.
         input_tokens: Tokens of the prompt.
         output_tokens: Tokens of the answer.

@@ -9,6 +9,7 @@ import importlib
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from loguru import logger
@@ -94,5 +95,6 @@ async def _serve(path: Path, settings: ProxySettings) -> None:
         draining = asyncio.create_task(server.drain(), name="drains the proxy")
         loop.add_signal_handler(signal.SIGINT, draining.cancel)
         print("proxy: stops when its streams have ended; Ctrl-C cuts them", file=sys.stderr)
-        await asyncio.wait([draining])
+        with suppress(asyncio.CancelledError):
+            await draining
     print("proxy: stopped", file=sys.stderr)
