@@ -119,6 +119,10 @@ class Clauses(SimpleTextAggregator):
                 yield clause
 
 
+class Named(SimpleTextAggregator):
+    """One of a user's own that collects sentences as Pipecat's does."""
+
+
 def by_tokens() -> BaseTextAggregator:
     return SimpleTextAggregator(aggregation_type=TextType.TOKEN)
 
@@ -138,6 +142,7 @@ def without_patterns() -> BaseTextAggregator:
         (by_patterns, "first_token"),
         (Clauses, "first_token"),
         (without_patterns, "first_sentence"),
+        (Named, "first_sentence"),
     ],
 )
 async def test_what_speaks_before_a_sentence_is_whole_gets_its_tokens(

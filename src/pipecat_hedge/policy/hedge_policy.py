@@ -378,7 +378,7 @@ class HedgePolicy:
         secs = require_seconds("seconds", _seconds("seconds", seconds))
         name = f"after({secs:g} s)"
         policy = cls(rule=AfterSilence(secs), max_attempts=max_attempts, name=name, **options)
-        if policy.deadline_secs is not None and policy.deadline_secs <= secs:
+        if max_attempts > 1 and policy.deadline_secs is not None and policy.deadline_secs <= secs:
             raise ConfigurationError(
                 f"deadline_secs is {policy.deadline_secs:g}, when the turn has failed before the "
                 f"hedge after seconds={secs:g}: raise deadline_secs, or lower seconds"

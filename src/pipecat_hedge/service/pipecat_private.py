@@ -87,10 +87,12 @@ def collects_sentences(aggregator: BaseTextAggregator) -> bool:
     """Whether an aggregator is known to yield nothing before a sentence is whole."""
     if aggregator.aggregation_type is not TextType.SENTENCE:
         return False
-    if type(aggregator) is PatternPairAggregator:
-        actions = [pattern["action"] for pattern in aggregator._patterns.values()]
-        return MatchAction.AGGREGATE not in actions
-    return type(aggregator) in (SimpleTextAggregator, SkipTagsAggregator)
+    if isinstance(aggregator, PatternPairAggregator) and any(
+        pattern["action"] is MatchAction.AGGREGATE for pattern in aggregator._patterns.values()
+    ):
+        return False
+    known = SimpleTextAggregator, SkipTagsAggregator, PatternPairAggregator
+    return any(type(aggregator).aggregate is each.aggregate for each in known)
 
 
 def pauses_for_audio(service: TTSService) -> bool:
