@@ -77,9 +77,12 @@ async def neighbours(providers: Providers, pace: float = 1.0) -> Comparison:
 
 
 async def blocked_loop(providers: Providers, pace: float = 1.0) -> Comparison:
-    """Something blocks the event loop for 0.5 s, every 3 s; then again and again."""
+    """Something blocks the event loop for 0.5 s, every 3 s; then again and again.
+
+    Twice as many callers saturate what is left of a slow machine's loop by themselves.
+    """
     targets = _targets(providers, model("gpt-4.1", region="blocked_loop"))
-    async with side_by_side(usual_arms(), targets, callers=20) as run:
+    async with side_by_side(usual_arms(), targets, callers=10) as run:
         async with in_background(block_loop(0.5, 3.0)):
             await run.phase("every 3 s", 18 * pace)
         async with in_background(block_loop(0.5, 0.6)):

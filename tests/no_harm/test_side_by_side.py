@@ -49,7 +49,7 @@ def test_the_losers_of_a_race_are_closed_at_once(providers: Providers) -> None:
     ("name", "pace"),
     [
         ("blip", 0.7),
-        ("blocked_loop", 0.6),
+        ("blocked_loop", 0.9),
         ("neighbours", 0.6),
         ("busy_loop", 0.7),
     ],
